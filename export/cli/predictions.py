@@ -102,6 +102,14 @@ def add_generation(parser: Parser) -> None:
         "encoder-decoder models"
     )
     parser.add_argument("--target-prefix", type=path, metavar="FILE", help=prefix_help)
+    parser.add_argument(
+        "--replace-unknowns",
+        action="store_true",
+        help=(
+            "replace each word with the unknown token by the source word that it is aligned with; "
+            "needs an export with an alignment graph"
+        ),
+    )
     shape = parser.add_mutually_exclusive_group()
     best_help = (
         "number of results per line, best first: at most --num-beams, or any number with "
@@ -199,6 +207,8 @@ def check_sources(args: argparse.Namespace) -> None:
         raise UsageError(
             "--output and --output-dir need --input and cannot be combined with --stream"
         )
+    if {"stream", "replace_unknowns"} <= flags:
+        raise UsageError("--replace-unknowns cannot be combined with --stream, expected one")
     if "output_dir" not in flags and len(args.input or ()) > 1:
         raise UsageError(
             f"--input has {len(args.input)} files, expected one file or --output-dir DIR"
@@ -306,7 +316,9 @@ def open_predictions(args: argparse.Namespace, task: str | None) -> "Predictions
     from ..files.predictions import Predictions
     from ..text_runtime import open_runtime
 
-    options = generation_options(args) | language_settings(args) | dict(args.set)
+    options = generation_options(args) | language_settings(args)
+    options |= {"replace_unknowns": True} if args.replace_unknowns else {}
+    options |= dict(args.set)
     settings = runtime_settings(args) | ({} if args.workers is None else {"workers": args.workers})
     runtime = open_runtime(args.export, args.threads, **settings)
     try:

@@ -15,7 +15,15 @@ from ..text.tasks.task import TaskCall, task_function
 
 GENERATING = ("generate", "translate")  # methods of TextRuntime that give a text for a text
 # Options of these methods that `Runtime.generate` does not have.
-OF_TEXTS = {"split", "copy_letterless", "src_lang", "tgt_lang", "target_prefix", "seeds"}
+OF_TEXTS = {
+    "split",
+    "copy_letterless",
+    "src_lang",
+    "tgt_lang",
+    "target_prefix",
+    "seeds",
+    "replace_unknowns",
+}
 
 
 @dataclass(frozen=True)

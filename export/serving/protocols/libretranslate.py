@@ -12,6 +12,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from ...errors import RequestError, TooLong, nearest
 from ...text.language_pairs import Direction, language_name
+from ...text.tasks.alignment import Aligning, shifted
+from ...text.tasks.alignment import Translation as AlignedText
 from ...text.tasks.translation import Splitting
 from ..models import ServedModel
 from ..translation.html_text import TextRun, replace_runs, text_runs
@@ -75,6 +77,10 @@ class Translation(BaseModel):
             ),
         )
     )
+    alignments: Annotated[bool, BeforeValidator(lambda value: value or False)] = Field(
+        False,
+        description="add the words that belong together; only with the format text",
+    )
     copy_letterless: bool = Field(
         True, description="copy sentences without letters, such as 12:30 or ***"
     )
@@ -82,6 +88,10 @@ class Translation(BaseModel):
     model: str | None = Field(
         None, description="name of a model, if several translate these languages"
     )
+
+
+Span = tuple[int, int]  # of characters in a text
+Pairs = list[tuple[Span, Span]]
 
 
 class DetectedLanguage(BaseModel):
@@ -100,6 +110,13 @@ class Translated(BaseModel):
     )
     alternatives: list[str] | list[list[str]] | None = Field(
         None, description="other translations, if the request has alternatives"
+    )
+    alignments: Pairs | list[Pairs] | None = Field(
+        None,
+        description=(
+            "words of the text and of translatedText that belong together, if the request has "
+            "alignments: the start and the end of their characters"
+        ),
     )
 
 
@@ -143,7 +160,9 @@ async def translate_texts(request: Request) -> JSONResponse:
     if body.format == "html":
         translations = await translate_html(model, direction, texts, splitting)
     else:
-        translations = await translate_plain(model, direction, texts, count, splitting)
+        translations = await translate_plain(
+            model, direction, texts, count, splitting, Aligning(body.alignments)
+        )
     return JSONResponse(response_fields(body, direction, translations), headers=warnings(body))
 
 
@@ -157,13 +176,18 @@ def warnings(body: Translation) -> dict[str, str]:
 
 
 def check_counts(request: Request, model: ServedModel, body: Translation) -> None:
-    """Raise RequestError 400 if there are more texts than the setting `max_batch`. A translation
-    and its alternatives must also fit into the slots of a worker."""
+    """Raise RequestError 400 if there are more texts than the setting `max_batch`, and for
+    alignments of HTML. A translation and its alternatives must also fit into the slots of a
+    worker."""
     assert model.scheduler is not None  # every model that translates has one
     max_texts = server_settings(request).max_batch
     if isinstance(body.q, list) and len(body.q) > max_texts:
         raise RequestError(
             400, f"Invalid request: q has {len(body.q)} texts, expected at most {max_texts}"
+        )
+    if body.alignments and body.format == "html":
+        raise RequestError(
+            400, "Invalid request: alignments is true with the format html, expected text"
         )
     rows = model.admission.slot_size.rows
     if body.alternatives >= rows:
@@ -174,14 +198,19 @@ def check_counts(request: Request, model: ServedModel, body: Translation) -> Non
 
 
 def response_fields(
-    body: Translation, direction: Direction, translations: list[list[str]]
+    body: Translation, direction: Direction, translations: list[list[Any]]
 ) -> dict[str, Any]:
     """Return the fields of a `Translated` response, by name.
 
     If the request `body` has one text, the values are those of the text, not lists with one item.
-    `translations` has all translations of each text, best first. `direction` has the source and
-    target language. Alternatives that are empty or occur twice are omitted.
+    `translations` has all translations of each text, best first. They are texts, or have alignments
+    if the request asks for them. `direction` has the source and target language. Alternatives that
+    are empty or occur twice are omitted.
     """
+    aligned: list[Any] = []
+    if body.alignments:
+        aligned = [best.alignments for best, *_ in translations]
+        translations = [[each.text for each in group] for group in translations]
     fields: dict[str, list] = {"translatedText": [best for best, *_ in translations]}
     if body.source == AUTO:
         fields["detectedLanguage"] = [{"confidence": 0, "language": direction.source}] * len(
@@ -192,22 +221,31 @@ def response_fields(
             [other for other in dict.fromkeys(others) if other not in ("", best)]
             for best, *others in translations
         ]
+    if body.alignments:
+        fields["alignments"] = aligned
     return (
         {name: values[0] for name, values in fields.items()} if isinstance(body.q, str) else fields
     )
 
 
 async def translate_plain(
-    model: ServedModel, direction: Direction, texts: list[str], count: int, splitting: Splitting
-) -> list[list[str]]:
+    model: ServedModel,
+    direction: Direction,
+    texts: list[str],
+    count: int,
+    splitting: Splitting,
+    aligning: Aligning = Aligning(),  # noqa: B008, it cannot change
+) -> list[list[Any]]:
     """Return `count` translations of each plain text, best first. The only result of a blank text
     is that text.
 
     For `count` above 1, beam search has `count` beams, or the model's number of beams if that is
     larger. `splitting` says how texts are split into sentences. `direction` has the source and
-    target language.
+    target language. For `aligning` see `translate`.
     """
-    translations = [[text] for text in texts]
+    translations: list[list[Any]] = [
+        [AlignedText(text, [])] if aligning.return_alignments else [text] for text in texts
+    ]
     indices = [index for index, text in enumerate(texts) if text.strip()]
     options: dict[str, Any] = {}
     if count > 1:
@@ -216,10 +254,16 @@ async def translate_plain(
     if indices:
         inputs = [direction.add_word(texts[index]) for index in indices]
         translated = await translate(
-            model, inputs, direction.src_lang, direction.tgt_lang, splitting, **options
+            model, inputs, direction.src_lang, direction.tgt_lang, splitting, aligning, **options
         )
-        for index, outputs in zip(indices, translated):
+        for index, text, outputs in zip(indices, inputs, translated):
             translations[index] = outputs
+            if aligning.return_alignments:
+                added = len(text) - len(texts[index])  # a language word
+                translations[index] = [
+                    each._replace(alignments=shifted(each.alignments, -added, 0))
+                    for each in outputs
+                ]
     return translations
 
 

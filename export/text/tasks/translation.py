@@ -14,6 +14,7 @@ from ..checks import check_flags, check_texts
 from ..languages import Choice
 from ..text_model import Translator
 from .alignment import (
+    Aligning,
     Sentence,
     Translation,
     align_sentences,
@@ -36,6 +37,7 @@ def translate(
     copy_letterless: bool = True,
     seeds: Sequence[int] | None = None,
     return_alignments: bool = False,
+    replace_unknowns: bool = False,
     **options: Any,
 ) -> list[Any]:
     """Return the translation of each text, of any length. Sentences are translated separately and
@@ -58,6 +60,8 @@ def translate(
         return_alignments: return a `Translation` for each text, with its text and its alignments:
             pairs of the span of a word in the source and that of a word in the translation. A span
             is the start and the end of its characters.
+        replace_unknowns: replace each word with the unknown token by the word of the source that it
+            is aligned with.
         options: options of `Runtime.generate`, except for several translations per text.
 
     Raises:
@@ -65,20 +69,33 @@ def translate(
             number of texts, or `seed` is set too.
         ValueError: if the export is not an encoder-decoder, a text is blank or begins with an
             unknown language word, or a sentence has more tokens than the model has positions. With
-            `return_alignments` also for an export without an alignment graph.
+            `return_alignments` or `replace_unknowns` also for an export without an alignment graph.
     """
-    check_flags(return_alignments=return_alignments)
     options = check_single(options, "translate returns")
-    if return_alignments:
-        runtime.info.check_alignment()
+    aligning = Aligning(return_alignments, replace_unknowns)
+    aligning.check(runtime.info)
     plan = make_plan(runtime, texts, Splitting(split, copy_letterless), src_lang, tgt_lang, options)
     check_seeds(seeds, len(texts), plan.options[0].seed)
     rows = tokenize(runtime, plan)
-    results = translate_rows(runtime, plan, rows, seeds, return_alignments) if rows else []
-    sentences = runtime.decode([result.tokens for result in results])
-    if not return_alignments:
-        return plan.join(sentences)
-    return plan.join_aligned(sentences, align_plan(runtime, plan, rows, results))
+    results = translate_rows(runtime, plan, rows, seeds, aligning.is_needed) if rows else []
+    return join_results(runtime, plan, rows, results, aligning)
+
+
+def join_results(
+    runtime: Translator,
+    plan: "Plan",
+    rows: Sequence[Sequence[int]],
+    results: Sequence[Generated],
+    aligning: Aligning,
+) -> list[Any]:
+    """Return the translation of each text of `plan`, from the token ids `rows` of its sentences and
+    their `results`. It is a text, or a `Translation` if `aligning` says so."""
+    if not aligning.is_needed:
+        return plan.join(runtime.decode([result.tokens for result in results]))
+    aligned = align_plan(runtime, plan, rows, results, aligning.replace_unknowns)
+    if aligning.return_alignments:
+        return plan.join_aligned(aligned)
+    return plan.join(alignment.text for alignment in aligned)
 
 
 class Splitting(NamedTuple):
@@ -154,12 +171,10 @@ class Plan:
             for parts in self.parts
         ]
 
-    def join_aligned(
-        self, translated: Iterable[str], alignments: Iterable[Alignment]
-    ) -> list[Translation]:
-        """Return the translation of each text with its alignments. `translated` and `alignments`
-        are those of `sentences`, in order."""
-        rest = iter(alignments)
+    def join_aligned(self, aligned: Sequence[Alignment]) -> list[Translation]:
+        """Return the translation of each text with its alignments. `aligned` are those of
+        `sentences`, in order."""
+        rest, translated = iter(aligned), (alignment.text for alignment in aligned)
         results = []
         for parts, texts in zip(self.parts, self.translated_parts(translated), strict=True):
             pairs, joined = [], ""
@@ -302,13 +317,17 @@ def translate_rows(
 
 
 def align_plan(
-    runtime: Translator, plan: Plan, rows: list[list[int]], results: list[Generated]
+    runtime: Translator,
+    plan: Plan,
+    rows: Sequence[Sequence[int]],
+    results: Sequence[Generated],
+    replace_unknowns: bool = False,
 ) -> list[Alignment]:
     """Return the alignment of each sentence of `plan`, whose token ids are `rows`, with its
-    translation in `results`."""
+    translation in `results`. For `replace_unknowns` see `align_sentences`."""
     prefixes = [part.prefix for parts in plan.parts for part in parts if part.is_translated]
     columns = zip(plan.sentences, rows, results, prefixes, strict=True)
-    return align_sentences(runtime, [Sentence(*column) for column in columns])
+    return align_sentences(runtime, [Sentence(*column) for column in columns], replace_unknowns)
 
 
 def warn_of_cut(sentence: str, limit: int) -> None:
