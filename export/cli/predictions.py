@@ -124,10 +124,14 @@ def add_generation(parser: Parser) -> None:
     )
     shape.add_argument(
         "--alignments",
-        action="store_true",
+        type=choice_type("form of alignments", ("moses", "json")),
+        nargs="?",
+        const="moses",
+        metavar="FORM",
         help=(
-            "write a tab and the aligned words after each translation, as in Moses: 0-0 1-2, the "
-            "numbers of a source word and a target word"
+            "write a tab and the aligned words after each translation: moses (0-0 1-2, the numbers "
+            "of a source word and a target word) or json (the words of both and the weights of "
+            "each pair); default: moses"
         ),
     )
     add_generation_options(parser)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...engine.inputs import Generated
 from ...inference.export_info import ExportInfo
@@ -11,6 +11,8 @@ from ..alignments import Alignment, Span, align_words, with_source_words, words
 from ..checks import check_flags
 from ..text_model import Translator
 from ..token_spans import source_spans, target_spans
+
+WEIGHT_DIGITS = 4  # after the point, of weights in JSON
 
 
 class Aligning(NamedTuple):
@@ -137,6 +139,24 @@ def moses_pairs(source: str, translation: Alignment | Translation) -> str:
     pairs = translation.alignments
     links = {(numbers[0][one[0]], numbers[1][other[0]]) for one, other in pairs}
     return " ".join(f"{one}-{other}" for one, other in sorted(links))
+
+
+def soft_alignment(source: str, translation: Alignment) -> dict[str, Any]:
+    """Return the words of `source` and of its `translation`, each with its span, and the `weights`
+    of each target word for all source words, as JSON."""
+
+    def described(text: str, spans: list[Span]) -> list[dict[str, Any]]:
+        return [{"word": text[start:end], "start": start, "end": end} for start, end in spans]
+
+    return {
+        "source": described(source, translation.source),
+        "target": described(translation.text, translation.target),
+        "weights": translation.weights.astype(float).round(WEIGHT_DIGITS).tolist(),
+    }
+
+
+# functions of a source and its translation that return what `generate --alignments` writes
+ALIGNMENTS = {"moses": moses_pairs, "json": soft_alignment}
 
 
 def word_numbers(text: str) -> list[int]:

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from alignments import CARD, DICTIONARY, SENTENCES, dictionary_scores
 from messages import raises
@@ -94,7 +95,7 @@ def test_generate_aligns_each_of_several_results(calibrated):
 
 def test_moses_pairs_follow_a_tab_in_text_and_are_a_field_in_json(calibrated, tmp_path):
     (tmp_path / "in").write_text("A dog is sleeping.\n\nA man is standing.\n")
-    runner = Runner(Predictions(calibrated, "generate", dict(GREEDY), alignments=True))
+    runner = Runner(Predictions(calibrated, "generate", dict(GREEDY), alignments="moses"))
     runner.to_file(tmp_path / "in", tmp_path / "out")
     lines = [line.split("\t") for line in (tmp_path / "out").read_text().split("\n")]
     assert lines[1:2] + lines[3:] == [[""], [""]]
@@ -108,12 +109,35 @@ def test_moses_pairs_follow_a_tab_in_text_and_are_a_field_in_json(calibrated, tm
     assert record["translation"] == dict(zip(("text", "alignments"), lines[0], strict=True))
 
 
+def test_soft_alignments_are_json_with_words_and_weights(calibrated, tmp_path):
+    source = "A dog is\tsleeping."
+    [expected] = calibrated.generate([source], return_alignments=True, **GREEDY)
+    runner = Runner(Predictions(calibrated, "generate", dict(GREEDY), alignments="json"))
+    (tmp_path / "in").write_text(f"{source}\n\n")
+    runner.to_file(tmp_path / "in", tmp_path / "out")
+    line, blank, end = (tmp_path / "out").read_text().split("\n")
+    text, found = line.split("\t")
+    assert (text, blank, end) == (expected.text, "", "")
+    found = json.loads(found)
+    assert [word["word"] for word in found["source"]] == ["A", "dog", "is", "sleeping", "."]
+    for side, whole in (("source", source), ("target", text)):
+        spans = [(word["start"], word["end"]) for word in found[side]]
+        assert [word["word"] for word in found[side]] == [whole[slice(*span)] for span in spans]
+    np.testing.assert_allclose(found["weights"], expected.weights, rtol=0, atol=5.1e-5)
+    (tmp_path / "in.jsonl").write_text(json.dumps({"text": source}))
+    runner.to_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    record = json.loads((tmp_path / "out.jsonl").read_text())
+    assert record["translation"] == {"text": text, "alignments": found}
+
+
 def test_alignments_exclude_scores_and_other_tasks(calibrated):
     for others in (dict(scores=True), dict(n_best=2)):
         with raises(UsageError, seen="alignments", expected="one"):
-            Predictions(calibrated, "generate", alignments=True, **others)
+            Predictions(calibrated, "generate", alignments="moses", **others)
     with raises(UsageError, seen=("alignments", "translate"), expected="generate"):
-        Predictions(calibrated, "translate", alignments=True)
+        Predictions(calibrated, "translate", alignments="json")
+    with raises(UsageError, seen="pharaoh", expected=("moses", "json")):
+        Predictions(calibrated, "generate", alignments="pharaoh")
 
 
 def test_heads_of_a_portable_export_are_chosen_on_its_own_graph(
