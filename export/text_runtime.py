@@ -23,6 +23,7 @@ from .inference.inputs import pad_sequences
 from .inference.logits import row_seeds
 from .inference.options import Options, special_token
 from .runtime import Runtime
+from .specs.alignment import ROLE as ALIGNMENT
 from .text.checks import check_flags, check_texts, check_unicode, with_names
 from .text.detokenizer import Detokenizer, TokenNames
 from .text.language_pairs import sentence_languages
@@ -307,6 +308,19 @@ class TextRuntime:
         for problem in embedding.pooling_problems(self.info) + embedding.length_problems(self.info):
             warnings.warn(problem, stacklevel=1)
         return modules
+
+    @functools.cached_property
+    def aligns_markup(self) -> bool:
+        """True if markup in sentences is put around the words that theirs became. Without an
+        alignment graph it is False, with a warning."""
+        aligns = ALIGNMENT in self.info.specs
+        if not aligns:
+            warnings.warn(
+                f"{self.info.directory} has no alignment graph, so each text between two tags is "
+                "translated as a sentence: export again with --target cpu",
+                stacklevel=1,
+            )
+        return aligns
 
     @functools.cached_property
     def special_ids(self) -> frozenset[int]:

@@ -8,7 +8,7 @@ scripts without spaces it is a token.
 import re
 import unicodedata
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
@@ -111,3 +111,20 @@ def align_words(
     source, target = (words(text, spans) for text, spans in zip(texts, tokens))
     of_source, of_target = shares(tokens[0], source), shares(tokens[1], target)
     return Alignment(source, target, word_weights(weights, of_source, of_target))
+
+
+def diagonal_alignment(source: str, target: str) -> Alignment:
+    """Return the alignment of words in their order: of a text that was copied, each with itself."""
+    spans = words(source, ()), words(target, ())
+    weights = np.zeros((len(spans[1]), len(spans[0])), np.float32)
+    if weights.size:
+        places = np.rint(np.linspace(0, len(spans[0]) - 1, len(spans[1]))).astype(int)
+        weights[range(len(spans[1])), places] = 1
+    return Alignment(*spans, weights)
+
+
+def shifted(alignment: Alignment, source: int, target: int) -> Alignment:
+    """Return `alignment` with spans in texts that begin `source` and `target` characters before."""
+    spans = ((alignment.source, source), (alignment.target, target))
+    moved = [[(start + by, end + by) for start, end in group] for group, by in spans]
+    return replace(alignment, source=moved[0], target=moved[1])

@@ -53,6 +53,10 @@ class Translator(TextModel, Protocol):
         """Return an incremental detokenizer for one row of tokens."""
 
     @property
+    def aligns_markup(self) -> bool:
+        """True if markup in sentences is put around the words that theirs became."""
+
+    @property
     def sentence_languages(self) -> dict[str | None, str]: ...
 
     def rows(self, texts: list[str], src_lang: Choice = None) -> list[list[int]]:

@@ -452,7 +452,8 @@ def test_sentences_are_split_in_the_language_of_the_text(alone, monkeypatch):
     def count(splitting, src_lang):
         return sum(
             part.is_sentence
-            for part in split_text(alone, text, splitting.in_language(alone, src_lang))
+            for segment in split_text(alone, text, splitting.in_language(alone, src_lang))
+            for part in segment.parts
         )
 
     assert [count(Splitting(), name) for name in (None, "eng_Latn", "spa_Latn")] == [1, 1, 2]

@@ -12,9 +12,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from ...errors import RequestError, TooLong, nearest
 from ...text.language_pairs import Direction, language_name
+from ...text.markup import MarkedText
+from ...text.markup_html import html_texts
 from ...text.tasks.translation import Splitting
 from ..models import ServedModel
-from ..translation.html_text import TextRun, replace_runs, text_runs
 from ..translation.translator import MAX_SENTENCES, call_off_loop, translate
 from .protocol import (
     Items,
@@ -232,25 +233,25 @@ async def translate_html(
     sentences.
     """
     size = sum(map(len, texts))
-    runs = await call_off_loop(size, find_text_runs, texts)
+    parts = await call_off_loop(size, lambda: [html_texts(text, False) for text in texts])
+    marked = [part for group in parts for part in group if isinstance(part, MarkedText)]
+    if len(marked) > MAX_SENTENCES:
+        raise TooLong(
+            f"the HTML has {len(marked)} texts between tags, expected at most {MAX_SENTENCES}"
+        )
     translated = await translate_plain(
-        model, direction, [run.text for group in runs for run in group], 1, splitting
+        model, direction, [part.text for part in marked], 1, splitting
     )
     rest = iter(translated)
-    replacements = [[next(rest)[0] for _ in group] for group in runs]
-    return await call_off_loop(
-        size, lambda: [[replace_runs(*args)] for args in zip(texts, runs, replacements)]
-    )
-
-
-def find_text_runs(texts: list[str]) -> list[list[TextRun]]:
-    """Return the texts between tags of each HTML text. Raises TooLong for more than `MAX_SENTENCES`
-    in total."""
-    runs = [text_runs(text) for text in texts]
-    count = sum(map(len, runs))
-    if count > MAX_SENTENCES:
-        raise TooLong(f"the HTML has {count} texts between tags, expected at most {MAX_SENTENCES}")
-    return runs
+    return [
+        [
+            "".join(
+                part if isinstance(part, str) else part.translated(next(rest)[0], [])
+                for part in group
+            )
+        ]
+        for group in parts
+    ]
 
 
 # ----------------------------------------------------------------------------------------- the body

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ...engine.inputs import start_tokens
 from ...inference.options import Options
-from ..alignments import Alignment, Span, align_words, words
+from ..alignments import Alignment, Span, align_words, shifted
 from ..text_model import Translator
 from ..token_spans import source_spans, target_spans
 
@@ -90,23 +90,8 @@ def aligned_texts(
     ]
     alignments = align_sentences(runtime, sentences)
     return [
-        Translation(text, shifted(alignment.spans, sentence.prefix, 0))
+        Translation(text, shifted(alignment, sentence.prefix, 0).spans)
         for text, sentence, alignment in zip(runtime.decode(tokens), sentences, alignments)
-    ]
-
-
-def copied_words(text: str) -> list[tuple[Span, Span]]:
-    """Return the alignment of a text that was copied: each word with itself."""
-    return [(span, span) for span in words(text, ())]
-
-
-def shifted(
-    pairs: Sequence[tuple[Span, Span]], source: int, target: int
-) -> list[tuple[Span, Span]]:
-    """Return `pairs` of spans in texts that begin at the characters `source` and `target`."""
-    return [
-        ((one[0] + source, one[1] + source), (other[0] + target, other[1] + target))
-        for one, other in pairs
     ]
 
 
