@@ -23,12 +23,17 @@ from .alignments import NO_SPACES, Alignment
 from .tasks.sentences import has_letters
 
 Run = tuple[int, int]  # the first of some target words, and the one after the last
-# Behind one of these marks a footnote or the end of a word stands, and no space before them.
-CLOSING_MARKS = frozenset(".,;:!?…%)]}»”’'\"。、，！？")
+CLOSING_MARKS = ".,;:!?…%)]}»”’'\"。、，！？"  # no space before them
+# A footnote such as `<sup>1</sup>` or `<a>[*]</a>` stands directly behind or before a word, or
+# behind a mark that does not divide a number.
+FOOTNOTE = re.compile(r"[\d*†‡§¶#]")
+BEFORE_FOOTNOTE = re.compile(rf"(?:[^\W_]|(?<!\d)[{re.escape(CLOSING_MARKS)}])$")
 
 # marks around a placeholder that belong to it
 PAIRS = {'""', "''", "()", "[]", "<>", "``", "“”", "„“", "‘’", "«»", "»«"}
 MARKS = re.compile(r"[^\w\s]*")
+
+HIDDEN, IMAGE, WORD = range(3)  # kinds of atoms
 
 
 @dataclass
@@ -38,20 +43,21 @@ class Atom:
     Args:
         raw: its bytes.
         start: where it stood in the text to translate.
+        kind: `HIDDEN` for comments and the like, which need no space around them, `IMAGE`, or
+            `WORD` for what is read as a word.
         has_space_before, has_space_after: True if white space or an end of the text is there.
-        is_visible: False for comments and the like, which need no space around them.
     """
 
     raw: str
     start: int
-    has_space_before: bool
-    is_visible: bool
+    kind: int
+    has_space_before: bool = False
     has_space_after: bool = True
 
     @property
     def follows_word(self) -> bool:
         """True if its place is directly after a word, without a space."""
-        return not self.has_space_before or (self.has_space_after and not self.is_visible)
+        return not self.has_space_before or (self.has_space_after and self.kind == HIDDEN)
 
     @property
     def precedes_word(self) -> bool:
@@ -130,7 +136,6 @@ class OpenElement(NamedTuple):
     num_pieces: int
     num_words: int
     space: str
-    last: str
     waiting: list[Atom]
 
 
@@ -200,23 +205,22 @@ class MarkedTextBuilder:
     def end_atoms(self, has_space: bool, following: str) -> None:
         """Set what follows the waiting atoms: white space if `has_space`, then `following`.
 
-        A mark such as a full stop loses the space before them: "See {url}." becomes "See.".
+        A mark such as a full stop loses the space before a word: "See {url}." becomes "See.".
         """
-        joins = not has_space and following in CLOSING_MARKS and self.last.isalnum()
-        if self.waiting and joins:
-            self.space = ""
+        is_mark = not has_space and following != "" and following in CLOSING_MARKS
+        if is_mark and self.last.isalnum() and any(atom.kind == WORD for atom in self.waiting):
+            self.space, has_space = "", bool(self.space)
         for atom in self.waiting:
-            atom.has_space_after = has_space or joins
+            atom.has_space_after = has_space
         self.waiting = []
 
-    def add_atom(self, raw: str, is_visible: bool = True) -> None:
+    def add_atom(self, raw: str, kind: int = WORD) -> None:
         """Add an atom. One directly after another is a part of it."""
         if self.waiting and self.siblings and self.siblings[-1] is self.waiting[-1]:
             self.waiting[-1].raw += raw
-            self.waiting[-1].is_visible |= is_visible
+            self.waiting[-1].kind = max(self.waiting[-1].kind, kind)
             return
-        has_space = bool(self.space) or not self.pieces
-        atom = Atom(raw, self.length, has_space, is_visible)
+        atom = Atom(raw, self.length, kind, bool(self.space) or not self.pieces)
         self.siblings.append(atom)
         self.waiting.append(atom)
 
@@ -224,7 +228,7 @@ class MarkedTextBuilder:
         """Add the start tag of an element."""
         element = Element(opening, self.length)
         self.siblings.append(element)
-        state = len(self.pieces), self.num_words, self.space, self.last, [*self.waiting]
+        state = len(self.pieces), self.num_words, self.space, [*self.waiting]
         self.open.append(OpenElement(element, *state))
 
     def close_element(self, closing: str, raw: str, following: str) -> None:
@@ -237,10 +241,17 @@ class MarkedTextBuilder:
         element = opened.element
         element.end, element.closing = self.length, closing
         is_empty = element.end == element.start
-        follows_word = is_of_word(opened.last) or opened.last in CLOSING_MARKS
-        touches = (follows_word and not opened.space) or is_of_word(following)
-        if self.num_words == opened.num_words and (is_empty or touches):
+        if is_empty or (self.num_words == opened.num_words and self.is_footnote(opened, following)):
             self.replace_element(opened, raw, not is_empty)
+
+    def is_footnote(self, opened: OpenElement, following: str) -> bool:
+        """Return True if the element `opened`, without letters, is a footnote of the word before it
+        or of that after it, which begins with `following`."""
+        before = "".join(self.pieces[max(opened.num_pieces - 2, 0) : opened.num_pieces])[-2:]
+        is_behind = not opened.space and bool(BEFORE_FOOTNOTE.search(before))
+        touched = before[-1:] * is_behind + following * following.isalnum()
+        content = "".join(self.pieces[opened.num_pieces :])
+        return bool(touched and FOOTNOTE.search(content) and not NO_SPACES.search(touched))
 
     def replace_element(self, opened: OpenElement, raw: str, has_text: bool) -> None:
         """Replace the element `opened`, the last mark, by an atom."""
@@ -249,17 +260,9 @@ class MarkedTextBuilder:
         self.length = opened.element.start
         self.waiting = [] if has_text else opened.waiting
         space, self.space = self.space, opened.space
-        is_visible = any(
-            isinstance(mark, Atom) and mark.is_visible for mark in opened.element.marks
-        )
-        self.add_atom(raw, has_text or is_visible)
+        kinds = [mark.kind for mark in opened.element.marks if isinstance(mark, Atom)]
+        self.add_atom(raw, WORD if has_text else max(kinds, default=HIDDEN))
         self.space = opened.space or space
-
-
-def is_of_word(character: str) -> bool:
-    """Return True if the text beside `character` is of the same word, unlike in scripts without
-    spaces."""
-    return character.isalnum() and not NO_SPACES.match(character)
 
 
 def kept_texts(text: str, keep: re.Pattern, is_split: bool) -> list[str | MarkedText]:
@@ -360,7 +363,7 @@ class Placement:
                 keys.append((start, 2, end, number))
                 arranged.append(mark)
                 continue
-            atom = mark if isinstance(mark, Atom) else Atom(mark.content, mark.start, False, False)
+            atom = mark if isinstance(mark, Atom) else Atom(mark.content, mark.start, HIDDEN)
             gap = self.gap(atom, within, taken)
             keys.append((gap, int(atom.precedes_word), gap, number))
             arranged.append(atom)
@@ -429,7 +432,7 @@ def first_content(mark: Mark) -> str:
     """Return what `mark` is without words, where nothing comes before it."""
     if isinstance(mark, Element):
         return mark.content
-    return mark.raw + (" " if mark.is_visible and mark.has_space_after else "")
+    return mark.raw + (" " if mark.kind != HIDDEN and mark.has_space_after else "")
 
 
 def word_shares(weights: np.ndarray) -> np.ndarray:

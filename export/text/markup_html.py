@@ -12,7 +12,7 @@ from html import unescape
 from itertools import groupby
 from typing import NamedTuple
 
-from .markup import MarkedText, MarkedTextBuilder
+from .markup import HIDDEN, IMAGE, WORD, MarkedText, MarkedTextBuilder
 from .tasks.sentences import has_letters
 
 BEGIN = re.compile(r"<(?=[a-zA-Z!?]|/.)", re.DOTALL)  # start of markup; any other "<" is text
@@ -44,9 +44,9 @@ INLINE = name_set(
 )
 # what stands inside a sentence without text to translate; "" is a comment
 ATOMS = {""} | name_set("embed img input source wbr") | KEPT - {"pre"} | RAW
-INVISIBLE = {""} | name_set("script source style wbr")
-# atoms that stay at the start or the end of a text, because they are no words of it
-EDGES = ATOMS - name_set("code kbd math samp var")
+KINDS = dict.fromkeys(name_set("code kbd math samp var") | INLINE, WORD) | dict.fromkeys(
+    {""} | name_set("script source style wbr"), HIDDEN
+)  # of atoms by name, else images
 MAX_DEPTH = 100  # elements inside each other in a sentence; deeper tags are atoms
 VOID = name_set("area base br col embed hr img input link meta param source track wbr")
 BLOCKS = name_set(
@@ -210,12 +210,15 @@ def loose_tag(token: Token) -> Token:
 
 
 def without_edges(html: str, tokens: list[Token]) -> list[Token]:
-    """Return `tokens` without white space and atoms of `EDGES` at both ends."""
+    """Return `tokens` without white space and atoms at both ends, unless they are words."""
     inner = [
         number
         for number, token in enumerate(tokens)
-        if (html[token.start : token.end].strip(SPACE) if token.kind == TEXT else True)
-        and not (token.kind == ATOM and token.name in EDGES)
+        if (
+            KINDS.get(token.name) == WORD
+            if token.kind == ATOM
+            else html[token.start : token.end].strip(SPACE)
+        )
     ]
     return tokens[inner[0] : inner[-1] + 1] if inner else []
 
@@ -233,7 +236,7 @@ def marked_text(
         if token.kind == TEXT:
             builder.add_text(SPACES.sub(" ", unescape(text)))
         elif token.kind == ATOM:
-            builder.add_atom(text, token.name not in INVISIBLE)
+            builder.add_atom(text, KINDS.get(token.name, IMAGE))
         elif token.kind == OPEN:
             starts.append(token.start)
             builder.open_element(text)
