@@ -9,7 +9,6 @@ import re
 import unicodedata
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 import numpy as np
 
@@ -21,33 +20,43 @@ NO_SPACES = re.compile(
     "\U00020000-\U0003ffff]"
 )
 
+RUNS = re.compile(r"\w+|[^\w\s]")  # words without their marks, and other characters
+
 
 def words(text: str, tokens: Collection[Span]) -> list[Span]:
     """Return the spans of the words in `text`. `tokens` are the spans of its tokens, at which words
     of scripts without spaces are cut."""
+    spans: list[Span] = []
+    is_open = False  # the last span is that of a word, which may go on
+    for match in RUNS.finditer(text):
+        start, end = match.span()
+        is_word = is_of_word(text[start])
+        if is_word and is_open and spans[-1][1] == start:
+            start = spans.pop()[0]
+        spans.append((start, end))
+        is_open = is_word
+    if not NO_SPACES.search(text):
+        return spans
     cuts = {place for span in tokens for place in span}
-    spans = []
-    start = 0
-    for kind, run in groupby(text, character_kind):
-        end = start + len(list(run))
-        if kind == "mark":
-            spans += [(place, place + 1) for place in range(start, end)]
-        elif kind == "word":
-            is_cut = NO_SPACES.search(text, start, end)
-            places = sorted(cuts & {*range(start + 1, end)}) if is_cut else []
-            spans += zip([start, *places], [*places, end])
-        start = end
-    return spans
+    return [piece for span in spans for piece in cut_span(text, span, cuts)]
 
 
-def character_kind(character: str) -> str:
-    """Return "word" for letters, digits, the marks on them and joiners, "space" for white space,
-    and else "mark"."""
-    if character.isalnum() or character == "_":
-        return "word"
-    if character.isspace():
-        return "space"
-    return "word" if unicodedata.category(character) in ("Mn", "Mc", "Cf") else "mark"
+def is_of_word(character: str) -> bool:
+    """Return True for letters, digits, the marks on them and joiners."""
+    return (
+        character.isalnum()
+        or character == "_"
+        or unicodedata.category(character) in ("Mn", "Mc", "Cf")
+    )
+
+
+def cut_span(text: str, span: Span, cuts: set[int]) -> list[Span]:
+    """Return the pieces of a word, which is cut at `cuts` if it is of a script without spaces."""
+    if not NO_SPACES.search(text, *span):
+        return [span]
+    start, end = span
+    places = sorted(cuts & {*range(start + 1, end)})
+    return [*zip([start, *places], [*places, end])]
 
 
 def shares(tokens: Sequence[Span], spans: Sequence[Span]) -> np.ndarray:
