@@ -11,10 +11,10 @@ An atom goes beside the translation of the word that it touches, else of the wor
 import heapq
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -156,6 +156,7 @@ class MarkedTextBuilder:
         self.marks: list[Mark] = []
         self.open: list[OpenElement] = []
         self.waiting: list[Atom] = []  # atoms behind the last word
+        self.takes_letters = False  # the letters that follow are of the last atom
 
     @property
     def text(self) -> str:
@@ -176,11 +177,9 @@ class MarkedTextBuilder:
         """Add text between marks."""
         place = 0  # the end of the last match
         for match in self.keep.finditer(text) if self.keep else ():
-            start, end = match.span()
-            if start == end:
+            if not match[0]:
                 continue
-            if start > place and text[start - 1] + text[end : end + 1] in PAIRS:
-                start, end = start - 1, end + 1
+            start, end = widened(text, match.span(), place)
             if place and MARKS.fullmatch(text, place, start):
                 start = place  # {a}/{b} is one atom
             self.add_words(text[place:start])
@@ -192,6 +191,12 @@ class MarkedTextBuilder:
         """Add text without atoms."""
         body = text.strip()
         lead = text[: len(text) - len(text.lstrip())]
+        if text and self.takes_letters:
+            num_letters = count_letters(text)
+            self.waiting[-1].raw += self.escape(text[:num_letters])
+            self.takes_letters = False
+            self.add_words(text[num_letters:])
+            return
         if text:
             self.end_atoms(bool(lead), body[:1])
         self.space = lead or self.space
@@ -243,12 +248,15 @@ class MarkedTextBuilder:
         is_empty = element.end == element.start
         if is_empty or (self.num_words == opened.num_words and self.is_footnote(opened, following)):
             self.replace_element(opened, raw, not is_empty)
+            if not is_empty and not opened.space and following.isalpha():
+                self.complete_word()
 
     def is_footnote(self, opened: OpenElement, following: str) -> bool:
         """Return True if the element `opened`, without letters, is a footnote of the word before it
         or of that after it, which begins with `following`."""
         before = "".join(self.pieces[max(opened.num_pieces - 2, 0) : opened.num_pieces])[-2:]
         is_behind = not opened.space and bool(BEFORE_FOOTNOTE.search(before))
+        is_behind = is_behind or any(atom.kind == WORD for atom in opened.waiting)
         touched = before[-1:] * is_behind + following * following.isalnum()
         content = "".join(self.pieces[opened.num_pieces :])
         return bool(touched and FOOTNOTE.search(content) and not NO_SPACES.search(touched))
@@ -258,11 +266,48 @@ class MarkedTextBuilder:
         self.siblings.pop()
         del self.pieces[opened.num_pieces :]
         self.length = opened.element.start
-        self.waiting = [] if has_text else opened.waiting
+        self.waiting = opened.waiting
         space, self.space = self.space, opened.space
         kinds = [mark.kind for mark in opened.element.marks if isinstance(mark, Atom)]
         self.add_atom(raw, WORD if has_text else max(kinds, default=HIDDEN))
         self.space = opened.space or space
+
+    def complete_word(self) -> None:
+        """Make the letters on both sides of the last atom a part of it, as in H<sub>2</sub>O."""
+        *_, before, atom = [None, *self.siblings]
+        num_letters = count_letters(reversed(self.pieces[-1])) if self.pieces else 0
+        end = before.end if isinstance(before, Element) else 0
+        if num_letters and end <= self.length - num_letters:
+            piece = self.pieces.pop()
+            body = piece[:-num_letters].rstrip()
+            self.space = piece[len(body) : -num_letters]
+            self.pieces += filter(None, [body])
+            self.length -= len(piece) - len(body)
+            atom.raw = self.escape(piece[-num_letters:]) + atom.raw
+            atom.start = self.length
+            atom.has_space_before = bool(self.space) or not self.pieces
+            self.takes_letters = True
+
+
+def count_letters(text: Iterable[str]) -> int:
+    """Return the number of letters at the start of `text`."""
+    return sum(1 for _ in takewhile(str.isalpha, text))
+
+
+def widened(text: str, span: Run, start: int) -> Run:
+    """Return `span`, a placeholder in `text`, with quotes or brackets around it, or with the
+    letters of the word that it is in. It begins at `start` or later."""
+    first, end = span
+    if first == start or first == 0:
+        return span
+    around = text[first - 1] + text[end : end + 1]
+    if around in PAIRS:
+        return first - 1, end + 1
+    if len(around) == 2 and around.isalpha():
+        before = count_letters(text[place] for place in range(first - 1, start - 1, -1))
+        after = count_letters(text[place] for place in range(end, len(text)))
+        return first - before, end + after
+    return span
 
 
 def kept_texts(text: str, keep: re.Pattern, is_split: bool) -> list[str | MarkedText]:
