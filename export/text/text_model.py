@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 from tokenizers import Encoding, Tokenizer
 
+from ..engine.inputs import Generated
 from ..inference.export_info import ExportInfo
 from ..inference.options import Options
 from .detokenizer import Detokenizer
@@ -74,12 +74,13 @@ class Translator(TextModel, Protocol):
         """Return the generation options that select the target language of each of `count`
         texts."""
 
-    def generate_tokens(
+    def generate_rows(
         self,
         rows: list[list[int]],
         prefixes: list[list[int]],
         options: Sequence[Options],
         *,
         seeds: Sequence[int] | None = None,
-    ) -> tuple[list[list[int]], np.ndarray]:
-        """Return the generated tokens of each of `rows`, and their scores."""
+        are_aligned: Sequence[bool] | None = None,
+    ) -> list[Generated]:
+        """Return the result of each of `rows`, with its alignment where `are_aligned` is true."""

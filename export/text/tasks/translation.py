@@ -5,10 +5,10 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import unescape
-from itertools import compress, repeat
+from itertools import compress
 from typing import Any, NamedTuple
 
-from ...engine.inputs import check_options, with_targets
+from ...engine.inputs import Generated, check_options, with_targets
 from ...errors import UsageError
 from ...heads import TRANSLATE
 from ...inference.logits import row_seed, row_seeds
@@ -24,7 +24,6 @@ from .alignment import (
     Sentence,
     Translation,
     align_sentences,
-    start_token,
 )
 from .rows import check_row, require
 from .sentences import DEFAULT_LANGUAGE, WIDE_ENDS, has_letters, sentences_and_spaces
@@ -94,12 +93,10 @@ def translate(
     plan = make_plan(runtime, texts, splitting, src_lang, tgt_lang, options)
     check_seeds(seeds, len(texts), plan.options[0].seed)
     rows = tokenize(runtime, plan)
-    tokens = translate_rows(runtime, plan, rows, seeds) if rows else []
     are_aligned = [return_alignments or is_divided for is_divided in plan.are_divided]
-    alignments = align_plan(runtime, plan, rows, tokens, are_aligned)
-    if return_alignments:
-        return plan.join_aligned(runtime.decode(tokens), alignments)
-    return plan.join(runtime.decode(tokens), alignments)
+    results = translate_rows(runtime, plan, rows, are_aligned, seeds) if rows else []
+    translated = align_plan(runtime, plan, rows, results)
+    return plan.join_aligned(translated) if return_alignments else plan.join(translated)
 
 
 def check_unmarked(markup: str | None, keep: Keep) -> None:
@@ -156,6 +153,9 @@ class Part(NamedTuple):
         return len(self.text) - self.prefix
 
 
+Translated = str | Alignment  # a translated sentence, aligned if marks divide it
+
+
 class Segment(NamedTuple):
     """The parts of a text, or of a marked text in it. The places of `parts` are in `marked`."""
 
@@ -206,60 +206,67 @@ class Plan:
             if part.is_translated
         ]
 
-    def join(
-        self, translated: Iterable[str], alignments: Iterable[Alignment | None] = repeat(None)
-    ) -> list[str]:
+    def join(self, translated: Iterable[Translated]) -> list[str]:
         """Return the translation of each text. `translated` has the translations of `sentences`, in
-        order, and `alignments` those of sentences with marks in them."""
-        results = zip(translated, alignments)
+        order: an `Alignment` for those that marks divide."""
+        rest = iter(translated)
         return [
-            "".join(join_segment(segment, results) for segment in segments)
+            "".join(join_segment(segment, rest) for segment in segments)
             for segments in self.segments
         ]
 
-    def join_aligned(
-        self, translated: Iterable[str], alignments: Iterable[Alignment | None]
-    ) -> list[Translation]:
-        """Return the translation of each text with its alignments. `translated` and `alignments`
-        are those of `sentences`, in order."""
-        results = zip(translated, alignments)
-        aligned = [join_sentences(parts, results) for [(parts, _)] in self.segments]
-        return [
-            Translation(text, [pair for alignment in of_text for pair in alignment.spans])
-            for text, of_text in aligned
-        ]
+    def join_aligned(self, translated: Iterable[Translated]) -> list[Translation]:
+        """Return the translation of each text with its alignments. `translated` has those of
+        `sentences`, in order. No text has marks."""
+        rest = iter(translated)
+        results = []
+        for [(parts, _)] in self.segments:
+            text, alignments = join_sentences(parts, rest)
+            pairs = [pair for alignment in alignments for pair in alignment.alignments]
+            results.append(Translation(text, pairs))
+        return results
 
 
-Results = Iterator[tuple[str, Alignment | None]]  # translations of sentences
-
-
-def join_segment(segment: Segment, results: Results) -> str:
-    """Return the translation of `segment`. The next of `results` are those of its sentences."""
+def join_segment(segment: Segment, translated: Iterator[Translated]) -> str:
+    """Return the translation of `segment`, whose sentences are the next of `translated`."""
     parts, marked = segment
     if marked is not None and marked.marks:
-        return marked.translated(*join_sentences(parts, results))
-    joined = join_parts(
-        [
-            (next(results)[0] if part.is_translated else part.text, part.is_sentence)
-            for part in parts
-        ]
-    )
+        return marked.translated(*join_sentences(parts, translated))
+    texts = translated_parts(parts, translated)
+    joined = join_parts([(text_of(text), part.is_sentence) for text, part in zip(texts, parts)])
     return joined if marked is None else marked.translated(joined, [])
 
 
-def join_sentences(parts: Sequence[Part], results: Results) -> tuple[str, list[Alignment]]:
-    """Return the joined translation of `parts` and the alignment of each sentence. The next of
-    `results` are those of the sentences that are translated. Sentences without an alignment get
-    that of a copy."""
-    pairs = [next(results) if part.is_translated else (part.text, None) for part in parts]
-    texts = [(text, part.is_sentence) for part, (text, _) in zip(parts, pairs)]
+def translated_parts(
+    parts: Sequence[Part], translated: Iterator[Translated]
+) -> Iterator[Translated]:
+    """Return the translation of each of `parts`. Those of sentences are the next of
+    `translated`."""
+    return (next(translated) if part.is_translated else part.text for part in parts)
+
+
+def text_of(translated: Translated) -> str:
+    return translated if isinstance(translated, str) else translated.text
+
+
+def join_sentences(
+    parts: Sequence[Part], translated: Iterator[Translated]
+) -> tuple[str, list[Alignment]]:
+    """Return the joined translation of `parts`, and the alignment of each sentence. Sentences that
+    have none are aligned in the order of their words.
+
+    The sentences that are translated are the next of `translated`.
+    """
+    results = [*translated_parts(parts, translated)]
+    texts = [(text_of(result), part.is_sentence) for result, part in zip(results, parts)]
     joined = ""
     alignments = []
-    for part, (text, alignment), spaced in zip(parts, pairs, spaced_parts(texts)):
+    for part, result, spaced in zip(parts, results, spaced_parts(texts)):
         joined += spaced
         if part.is_sentence:
-            aligned = alignment or diagonal_alignment(part.text[part.prefix :], text)
-            alignments.append(shifted(aligned, part.start, len(joined) - len(text)))
+            if isinstance(result, str):
+                result = diagonal_alignment(part.text[part.prefix :], result)
+            alignments.append(shifted(result, part.start, len(joined) - len(result.text)))
     return joined, alignments
 
 
@@ -387,10 +394,14 @@ def sentence_part(sentence: str, start: int, prefix: str, splitting: Splitting) 
 
 
 def translate_rows(
-    runtime: Translator, plan: Plan, rows: list[list[int]], seeds: Sequence[int] | None = None
-) -> list[list[int]]:
-    """Return the generated tokens of each sentence of `plan`, whose token ids are `rows`. Sentences
-    of similar length run together.
+    runtime: Translator,
+    plan: Plan,
+    rows: list[list[int]],
+    are_aligned: Sequence[bool],
+    seeds: Sequence[int] | None = None,
+) -> list[Generated]:
+    """Return the result of each sentence of `plan`, whose token ids are `rows`, with its alignment
+    where `are_aligned` is true. Sentences of similar length run together.
 
     A sentence that was cut at the limit causes a warning. `seeds` has a seed for each text, from
     which those of its sentences are derived, by default from the seed of the options.
@@ -401,28 +412,27 @@ def translate_rows(
     if seeds is not None:
         seeds = [row_seed(seeds[text], number) for text, number in places]
     options = [plan.options[text] for text, _ in places]
-    tokens, _ = runtime.generate_tokens(rows, [[]] * len(rows), options, seeds=seeds)
-    for sentence, row in zip(sentences, tokens, strict=True):
-        if is_cut(row, plan.options[0]):
+    results = runtime.generate_rows(
+        rows, [[]] * len(rows), options, seeds=seeds, are_aligned=are_aligned
+    )
+    for sentence, result in zip(sentences, results, strict=True):
+        if is_cut(result.tokens, plan.options[0]):
             warn_of_cut(sentence, plan.options[0].max_new_tokens)
-    return tokens
+    return results
 
 
 def align_plan(
-    runtime: Translator,
-    plan: Plan,
-    rows: list[list[int]],
-    tokens: list[list[int]],
-    are_aligned: Sequence[bool],
-) -> list[Alignment | None]:
-    """Return the alignment of each sentence of `plan`, whose token ids are `rows` and whose
-    translations are `tokens`, or None where `are_aligned` is False."""
+    runtime: Translator, plan: Plan, rows: list[list[int]], results: list[Generated]
+) -> list[Translated]:
+    """Return the translation of each sentence of `plan`, whose token ids are `rows`: a text, or an
+    `Alignment` if it is in `results`."""
+    texts = runtime.decode([result.tokens for result in results])
     prefixes = [part.prefix for parts in plan.parts for part in parts if part.is_translated]
-    starts = [start_token(runtime, plan.options[text]) for text, _ in plan.places]
-    columns = zip(plan.sentences, rows, tokens, starts, prefixes, strict=True)
+    columns = zip(plan.sentences, rows, results, prefixes, strict=True)
+    are_aligned = [result.alignment is not None for result in results]
     sentences = [Sentence(*column) for column in compress(columns, are_aligned)]
     aligned = iter(align_sentences(runtime, sentences))
-    return [next(aligned) if is_aligned else None for is_aligned in are_aligned]
+    return [next(aligned) if has else text for text, has in zip(texts, are_aligned)]
 
 
 def warn_of_cut(sentence: str, limit: int) -> None:
