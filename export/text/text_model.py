@@ -2,7 +2,7 @@
 runs. `TextRuntime` implements them."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -49,8 +49,14 @@ class Translator(TextModel, Protocol):
     @property
     def special_ids(self) -> frozenset[int]: ...
 
-    def detokenizer(self) -> Detokenizer | CleaningDetokenizer:
+    def detokenizer(
+        self, hidden: Collection[int] | None = None
+    ) -> Detokenizer | CleaningDetokenizer:
         """Return an incremental detokenizer for one row of tokens."""
+
+    @property
+    def aligns_markup(self) -> bool:
+        """True if markup in sentences is put around the words that theirs became."""
 
     @property
     def sentence_languages(self) -> dict[str | None, str]: ...
@@ -77,6 +83,6 @@ class Translator(TextModel, Protocol):
         options: Sequence[Options],
         *,
         seeds: Sequence[int] | None = None,
-        is_aligned: bool = False,
+        is_aligned: bool | Sequence[bool] = False,
     ) -> list[Generated]:
         """Return the result of each of `rows`."""

@@ -12,6 +12,7 @@ from ...inference.rows import (
     GenerationRequest,
     LoadedExport,
     check_memory,
+    cross_states,
 )
 
 
@@ -42,8 +43,7 @@ class PortableRowsFactory:
         feeds = {}
         if request.source is not None:
             ids, mask = request.source
-            feeds["encoder_hidden_states"] = self.export.encode(ids, mask)["last_hidden_state"]
-            feeds["encoder_attention_mask"] = mask
+            feeds = cross_states(self.export.encode(ids, mask)) | {"encoder_attention_mask": mask}
         return PortableRows(self.export, feeds, len(request.input_ids))
 
     def search_key(self, options: Options) -> None:
