@@ -24,6 +24,7 @@ from .inference.inputs import pad_sequences
 from .inference.logits import row_seeds
 from .inference.options import Options, special_token
 from .runtime import Runtime
+from .specs.alignment import ROLE as ALIGNMENT
 from .text.checks import check_texts, check_unicode, with_names
 from .text.detokenizer import Detokenizer, TokenNames
 from .text.language_pairs import sentence_languages
@@ -43,7 +44,11 @@ from .text.tasks import (
 from .text.tasks.alignment import Aligning, aligned_texts
 from .text.tasks.rows import decode_batch
 from .text.tokenization_spaces import CleaningDetokenizer
-from .text.tokenizer_settings import TokenizerSettings, read_tokenizer_settings
+from .text.tokenizer_settings import (
+    TokenizerSettings,
+    read_tokenizer,
+    read_tokenizer_settings,
+)
 
 TOGETHER = 64  # texts that the tokenizer cuts at once
 
@@ -72,23 +77,18 @@ class TextRuntime:
         self.runtime = runtime
         self.info: ExportInfo = runtime.info
         self.path = self.info.directory / "tokenizer.json"
-        content = self.info.read(self.path.name)
-        if content is None:
+        tokenizer = read_tokenizer(self.info)
+        if tokenizer is None:
             raise FileNotFoundError(
                 f"{self.path} is missing: the checkpoint had no tokenizer, so this export takes "
                 f"only ids"
             )
-        with tokenizer_errors(self.path):
-            self.tokenizer = self.target_tokenizer = Tokenizer.from_buffer(content)
-        target = self.info.read(TARGET_TOKENIZER)  # tokenizer of generated texts, if it differs
-        if target is not None:
-            with tokenizer_errors(self.path.with_name(TARGET_TOKENIZER)):
-                self.target_tokenizer = Tokenizer.from_buffer(target)
-        for tokenizer in (self.tokenizer, self.target_tokenizer):
-            tokenizer.no_padding()
-            tokenizer.no_truncation()
+        self.tokenizer = tokenizer
+        # of generated texts, if it differs
+        self.target_tokenizer = read_tokenizer(self.info, TARGET_TOKENIZER) or tokenizer
         self.languages = read_languages(self.info)
         self.lock = threading.Lock()  # protects the tokenizer, whose truncation some tasks change
+        self.has_cut = False  # True once there was a warning of texts that are truncated
         # None of what generates does: there a long text blocks no short one.
         self.may_cut = not self.info.generates
 
@@ -234,7 +234,7 @@ class TextRuntime:
         options: Sequence[Options],
         is_scored: bool = False,
         seeds: Sequence[int] | None = None,
-        is_aligned: bool = False,
+        is_aligned: bool | Sequence[bool] = False,
     ) -> list[Generated]:
         """Return the B * N results for `rows` of token ids, with scores or alignments if these are
         asked for.
@@ -242,9 +242,11 @@ class TextRuntime:
         Their tokens follow the start token or the prompt, and have the prefix. `prefixes` are
         tokens that each result begins with, one list for each row. `options` are those of each
         row, which differ in their target language only. Rows with prefixes of the same length and
-        one target language run together. `seeds` are seeds of sampling, one for each row.
+        one target language run together. `seeds` are seeds of sampling, one for each row, and
+        `is_aligned` may be one value for each row.
         """
         seeds = row_seeds(options[0].seed, len(rows)) if seeds is None else seeds
+        are_aligned = [is_aligned] * len(rows) if isinstance(is_aligned, bool) else is_aligned
         by_row: list[list[Generated]] = [[]] * len(rows)
         kinds = [
             (len(prefix), id(shared)) for prefix, shared in zip(prefixes, options, strict=True)
@@ -258,7 +260,10 @@ class TextRuntime:
                 starts = np.array([self.first_tokens(shared) + prefixes[row] for row in indices])
             of_rows = None if seeds is None else [seeds[row] for row in indices]
             inputs = self.runtime.inputs(ids, mask, starts, shared, is_scored, of_rows)
-            inputs = [dataclasses.replace(row, is_aligned=is_aligned) for row in inputs]
+            inputs = [
+                dataclasses.replace(checked, is_aligned=are_aligned[row])
+                for row, checked in zip(indices, inputs, strict=True)
+            ]
             sequences = self.runtime.sequences(inputs)
             for row, checked, results in zip(indices, inputs, sequences, strict=True):
                 prefix = checked.prompt[1:] if checked.source else []
@@ -322,12 +327,25 @@ class TextRuntime:
     def sentence_modules(self) -> SentenceModules:
         """The sentence modules of the export; without any, the mean of the token states.
 
-        There is a warning for each of `embedding.pooling_problems` and `embedding.length_problems`.
+        There is a warning for each of `embedding.pooling_problems` and `embedding.text_problems`.
         """
         modules = read_modules(self.info.manifest.get("sentence_modules") or [], self.info)
-        for problem in embedding.pooling_problems(self.info) + embedding.length_problems(self.info):
+        for problem in embedding.pooling_problems(self.info) + embedding.text_problems(self.info):
             warnings.warn(problem, stacklevel=1)
         return modules
+
+    @functools.cached_property
+    def aligns_markup(self) -> bool:
+        """True if markup in sentences is put around the words that theirs became. Without an
+        alignment graph it is False, with a warning."""
+        aligns = ALIGNMENT in self.info.specs
+        if not aligns:
+            warnings.warn(
+                f"{self.info.directory} has no alignment graph, so each text between two tags is "
+                "translated as a sentence: export again with --target cpu",
+                stacklevel=1,
+            )
+        return aligns
 
     @functools.cached_property
     def special_ids(self) -> frozenset[int]:

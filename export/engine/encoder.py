@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..errors import TooLong
+from ..inference.export_info import MANIFEST
 from ..inference.inputs import check_inputs, position_limit
 from ..specs.graph_spec import TensorSpec, concrete_shape
 from ..specs.sequences import pair
@@ -152,6 +153,11 @@ class EncoderRow:
         self.is_finished = False
 
 
+# results of `invariant_rows`, which takes half of the time of loading, for exports that are loaded
+# again: by the stamp of the manifest, the dtype, the device and the threads
+MEASURED: dict[tuple[tuple, str, str, int], tuple[int, int]] = {}
+
+
 class EncoderGraph:
     """The full-sequence graph of a model, which runs rows with equal padded sizes together."""
 
@@ -162,7 +168,11 @@ class EncoderGraph:
         self.spec = model.info.specs["encoder"]
         self.output_names = [tensor.name for tensor in self.spec.outputs]
         self.max_positions = position_limit(self.config) or 2**31
-        self.min_rows, self.max_rows = invariant_rows(self, model.info.architecture)
+        info = model.info
+        key = info.stamps[MANIFEST], info.dtype, model.device, model.threads
+        if key not in MEASURED:
+            MEASURED[key] = invariant_rows(self, info.architecture)
+        self.min_rows, self.max_rows = MEASURED[key]
 
     def rows(self, inputs: EncoderInputs) -> list[EncoderRow]:
         """Return the rows of `inputs` as parts of a request, those of equal sizes one after the

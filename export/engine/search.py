@@ -47,9 +47,9 @@ class StepLogits:
         return self.values[rows if self.places is None else self.places[rows]]
 
     def most_likely(self, rows: slice) -> np.ndarray:
-        """Return the most likely token of each of `rows`, (R,)."""
+        """Return the `greedy_tokens` of `rows`, (R,)."""
         if self.likeliest is None:
-            self.likeliest = self.values.argmax(axis=1)
+            self.likeliest = greedy_tokens(self.values)
         return self.likeliest[rows if self.places is None else self.places[rows]]
 
     def best(self, rows: slice, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -143,23 +143,24 @@ class TokenSearch:
 
     def advance(self, logits: StepLogits, rows: slice) -> tuple[np.ndarray, None]:
         if self.is_plain:
-            return self.append(logits.most_likely(rows)), None
+            return self.append(self.without_invalid(logits.most_likely(rows))), None
         values = as_rows(logits.of(rows), len(self.limits))
         if self.processors is not None:
             self.processors(self.tokens[:, : self.longest], values)
         tokens = self.choose(values)
         if self.is_scored:
             self.sums += np.where(self.is_finished, 0, token_log_p(values, tokens))
-        tokens = self.append(tokens)
-        self.has_ended |= bool(self.is_invalid.any())
-        return tokens, None
+        return self.append(tokens), None
 
     def choose(self, logits: np.ndarray) -> np.ndarray:
         """Return the next token (G,) of each row of `logits` (G, V)."""
         if self.sampler is None:
-            return logits.argmax(axis=1)
+            return self.without_invalid(greedy_tokens(logits))
         # sampling overwrites the logits
-        tokens = self.sampler(logits.copy() if self.is_scored else logits)
+        return self.without_invalid(self.sampler(logits.copy() if self.is_scored else logits))
+
+    def without_invalid(self, tokens: np.ndarray) -> np.ndarray:
+        """Return `tokens` (G,) with the fill token where one is -1, and note these sequences."""
         self.is_invalid = tokens < 0
         return np.where(self.is_invalid, self.fill, tokens)
 
@@ -177,6 +178,7 @@ class TokenSearch:
         self.has_ended = is_last or not self.end_tokens.isdisjoint(tokens.tolist())
         if self.has_ended:
             self.end(tokens)
+        self.has_ended |= bool(self.is_invalid.any())
         return tokens
 
     def end(self, tokens: np.ndarray) -> None:
@@ -205,6 +207,14 @@ class TokenSearch:
             return tokens, None
         score = self.sums[group] / length**self.options.length_penalty
         return tokens, [float(np.float32(score))]
+
+
+def greedy_tokens(logits: np.ndarray) -> np.ndarray:
+    """Return the token (R,) with the largest logit in each row of `logits` (R, V), -1 if that logit
+    is not finite. Of equal logits, it is the lowest token. NaN counts as the largest."""
+    tokens = logits.argmax(axis=1)
+    largest = logits[np.arange(len(logits)), tokens]
+    return np.where(np.isfinite(largest), tokens, -1)
 
 
 def token_log_p(logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:

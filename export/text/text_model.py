@@ -22,7 +22,8 @@ class TextModel(Protocol):
     """A model and its tokenizer.
 
     `path` is tokenizer.json, and `lock` protects the tokenizer's truncation. `runtime` has
-    `max_tokens` and `outputs`, as `Runtime`.
+    `max_tokens` and `outputs`, as `Runtime`. `has_cut` is True once there was a warning of texts
+    that are truncated.
     """
 
     info: ExportInfo
@@ -30,6 +31,7 @@ class TextModel(Protocol):
     path: Path
     tokenizer: Tokenizer
     lock: threading.Lock
+    has_cut: bool
 
     @property
     def tokenizer_settings(self) -> TokenizerSettings: ...
@@ -53,6 +55,10 @@ class Translator(TextModel, Protocol):
         self, hidden: Collection[int] | None = None
     ) -> Detokenizer | CleaningDetokenizer:
         """Return an incremental detokenizer for one row of tokens."""
+
+    @property
+    def aligns_markup(self) -> bool:
+        """True if markup in sentences is put around the words that theirs became."""
 
     @property
     def sentence_languages(self) -> dict[str | None, str]: ...
@@ -79,6 +85,6 @@ class Translator(TextModel, Protocol):
         options: Sequence[Options],
         *,
         seeds: Sequence[int] | None = None,
-        is_aligned: bool = False,
+        is_aligned: bool | Sequence[bool] = False,
     ) -> list[Generated]:
         """Return the result of each of `rows`."""

@@ -11,6 +11,7 @@ from heads import HEADS, MANY, PAIRS, close, export_for_images, save_head, token
 from messages import raises
 
 from vanilla_transformer_export import ImageRuntime, Runtime, TextRuntime, export
+from vanilla_transformer_export.engine import encoder
 from vanilla_transformer_export.engine.encoder import EncoderGraph, EncoderScheduler, padded_length
 from vanilla_transformer_export.engine.inputs import encoder_feeds
 from vanilla_transformer_export.errors import RequestError, TooLong
@@ -97,6 +98,17 @@ def test_max_batch_rows_depends_on_device(export_head):
     assert graph.max_batch_rows({"source_length": 8}) == 2 * 256 // 8
     model.device = "cuda"
     assert graph.max_batch_rows({"source_length": 8}) == 16384 // 8
+
+
+def test_rows_that_may_run_together_are_measured_once(export_head, monkeypatch):
+    directory = export_head("classify", MEAN, target="cpu")
+    first = EncoderGraph(Runtime(directory, threads=1).model)
+    measured = []
+    monkeypatch.setattr(encoder, "MEASURED", {**encoder.MEASURED})
+    monkeypatch.setattr(encoder, "invariant_rows", lambda *graph: measured.append(graph) or (1, 7))
+    again = EncoderGraph(Runtime(directory, threads=1).model)
+    assert (again.max_rows, again.min_rows) == (first.max_rows, first.min_rows)
+    assert EncoderGraph(Runtime(directory, threads=3).model).max_rows == 7 and len(measured) == 1
 
 
 @pytest.mark.slow

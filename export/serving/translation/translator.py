@@ -43,11 +43,15 @@ async def translate(
     """
     assert model.scheduler is not None  # every model that translates has one
     aligning.check(model.info)
+    splitting = splitting.for_aligning(aligning)
     size = sum(map(len, texts))
     plan, inputs = await call_off_loop(
         size, plan_inputs, model, texts, splitting, src_lang, tgt_lang, options
     )
-    inputs = [dataclasses.replace(row, is_aligned=aligning.is_needed) for row in inputs]
+    inputs = [
+        dataclasses.replace(row, is_aligned=aligning.is_needed or is_divided)
+        for row, is_divided in zip(inputs, plan.are_divided, strict=True)
+    ]
     answers = await model.scheduler.generate(inputs) if inputs else []
     num_results = options.get("num_return_sequences") or 1
     rows = [row.source or [] for row in inputs]

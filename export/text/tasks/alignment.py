@@ -1,13 +1,12 @@
 """Word alignments of generated texts: which words of a source each word came from."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 from ...engine.inputs import Generated
 from ...inference.export_info import ExportInfo
-from ..alignments import Alignment, Span, align_words, with_source_words, words
+from ..alignments import Alignment, Span, align_words, moved, with_source_words
 from ..checks import check_flags
 from ..text_model import Translator
 from ..token_spans import source_spans, target_spans
@@ -110,16 +109,9 @@ def aligned_texts(
     ]
     aligned = align_sentences(runtime, sentences, replace_unknowns)
     return [
-        replace(
-            alignment, source=[(start + before, end + before) for start, end in alignment.source]
-        )
+        moved(alignment, before, 0)
         for alignment, (*_, before) in zip(aligned, sentences, strict=True)
     ]
-
-
-def copied_words(text: str) -> list[tuple[Span, Span]]:
-    """Return the alignment of a text that was copied: each word with itself."""
-    return [(span, span) for span in words(text, ())]
 
 
 def shifted(
