@@ -15,7 +15,7 @@ WEIGHT_DIGITS = 4  # after the point, of weights in JSON
 
 
 class Aligning(NamedTuple):
-    """What a call does with alignments: return them, or replace unknown words by them."""
+    """The uses of alignments in a call: to return them, and to replace unknown words."""
 
     return_alignments: bool = False
     replace_unknowns: bool = False
