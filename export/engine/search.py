@@ -71,9 +71,9 @@ class Search(Protocol):
     """
 
     options: Options
-    is_finished: np.ndarray  # (G,)
+    is_finished: np.ndarray  # (G,), True for groups that have ended, in any way
     is_invalid: np.ndarray  # (G,), True after a step whose logits decide no token
-    has_ended: bool  # True after a step in which groups finished or became invalid
+    ended: list[int]  # groups that ended in the last step, invalid ones too
     problem: str  # of invalid groups
 
     def advance(self, logits: StepLogits, rows: slice) -> tuple[np.ndarray, np.ndarray | None]:
@@ -82,6 +82,10 @@ class Search(Protocol):
 
         The logits are those of `rows`, at first one for each input.
         """
+
+    def end(self, ends: np.ndarray) -> None:
+        """Finish the groups where `ends` (G,) is True, and add those to `ended` that were not
+        finished before."""
 
     def take(self, groups: np.ndarray) -> "Search":
         """Return a search that goes on with some of the groups: indices, or a mask (G,). This one
@@ -130,7 +134,7 @@ class TokenSearch:
         self.lengths, self.limits = np.zeros(len(limits), np.int64), limits
         self.sums = np.zeros(len(limits))
         self.is_finished, self.is_invalid = np.zeros((2, len(limits)), bool)
-        self.has_ended = False
+        self.ended: list[int] = []
         self.note_groups()
 
     def note_groups(self) -> None:
@@ -151,7 +155,8 @@ class TokenSearch:
         if self.is_scored:
             self.sums += np.where(self.is_finished, 0, token_log_p(values, tokens))
         tokens = self.append(tokens)
-        self.has_ended |= bool(self.is_invalid.any())
+        if self.is_invalid.any():
+            self.end(self.is_invalid)
         return tokens, None
 
     def choose(self, logits: np.ndarray) -> np.ndarray:
@@ -173,16 +178,14 @@ class TokenSearch:
         self.tokens[self.places, self.lengths] = tokens
         self.lengths += self.running
         self.longest += 1
+        self.ended = []
         is_last = self.longest >= self.next_limit
-        self.has_ended = is_last or not self.end_tokens.isdisjoint(tokens.tolist())
-        if self.has_ended:
-            self.end(tokens)
+        if is_last or not self.end_tokens.isdisjoint(tokens.tolist()):
+            self.end(is_in(tokens, self.end_tokens) | (self.lengths == self.limits))
         return tokens
 
-    def end(self, tokens: np.ndarray) -> None:
-        """Finish the sequences that the last `tokens` (G,) end."""
-        ends = (is_in(tokens, self.end_tokens) | (self.lengths == self.limits)) & self.running
-        self.has_ended = bool(ends.any())
+    def end(self, ends: np.ndarray) -> None:
+        self.ended += np.flatnonzero(ends & self.running).tolist()
         self.is_finished = self.is_finished | ends
         self.note_groups()
 
@@ -242,7 +245,7 @@ class BeamSearch:
         self.can_improve = np.ones((groups, 1), bool)
         self.lengths = np.zeros((groups, 1), np.int64)
         self.is_finished, self.is_invalid = np.zeros((2, groups), bool)
-        self.has_ended = False
+        self.ended: list[int] = []
         self.note_groups()
 
     def note_groups(self) -> None:
@@ -279,7 +282,7 @@ class BeamSearch:
         if is_last or not self.end_tokens.isdisjoint(tokens.ravel().tolist()):
             is_last_token = self.lengths == self.options.max_new_tokens
             ends = is_in(tokens, self.end_tokens) | is_last_token
-            is_done = self.end(ends, scores, self.continued(parents, tokens))
+            is_done = self.finish(ends, scores, self.continued(parents, tokens))
             # Keep the best K candidates that have not ended.
             scores, kept = self.best(np.where(ends, scores + EXCLUDED_SCORE, scores), self.beams)
             tokens, parents = tokens[self.groups, kept], parents[self.groups, kept]
@@ -289,9 +292,14 @@ class BeamSearch:
         self.scores, self.tokens = scores, self.continued(parents, tokens)
         self.can_improve = self.can_improve & (self.possible_scores() > self.worst)
         is_done = is_done | ~self.can_improve
-        self.has_ended = bool(is_done.any()) or has_nan
-        self.is_finished = self.is_finished | is_done[:, 0]
+        self.ended = []
+        if has_nan or is_done.any():
+            self.end(is_done[:, 0] | self.is_invalid)
         return tokens.ravel(), (self.first_rows + parents).ravel()
+
+    def end(self, ends: np.ndarray) -> None:
+        self.ended += np.flatnonzero(ends & ~self.is_finished).tolist()
+        self.is_finished = self.is_finished | ends
 
     def best_candidates(
         self, log_p: np.ndarray, tokens: np.ndarray
@@ -332,7 +340,7 @@ class BeamSearch:
             lengths = np.full_like(lengths, options.max_new_tokens)
         return self.scores[:, :1] / powers(lengths, options.length_penalty)
 
-    def end(self, ends: np.ndarray, scores: np.ndarray, sequences: np.ndarray) -> np.ndarray:
+    def finish(self, ends: np.ndarray, scores: np.ndarray, sequences: np.ndarray) -> np.ndarray:
         """Store candidates that end, and return True for groups whose search is done, (G, 1).
 
         Those of the best K that end, `ends` (G, C), compete with earlier finished hypotheses.

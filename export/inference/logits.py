@@ -170,6 +170,9 @@ PROCESSORS = (  # in the order of transformers
 )
 
 
+PROCESSOR_NAMES = {function.__name__ for function in PROCESSORS}
+
+
 class LogitsProcessors:
     """The logits processors of `options`, in the order of transformers. False if there are none."""
 

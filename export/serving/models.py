@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..engine.encoder import EncoderScheduler
-from ..engine.limits import Admission, Arrangement
+from ..engine.inputs import Admission
+from ..engine.limits import Arrangement
 from ..engine.loop import Client
 from ..engine.process import trim_heap
 from ..errors import RequestError, did_you_mean

@@ -17,10 +17,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from ..engine.encoder import EncoderScheduler
-from ..engine.limits import Admission, Arrangement, arrange_workers
-from ..engine.loop import SWITCH_INTERVAL, Client, ClientEngine, Engine, Observe
+from ..engine.inputs import Admission
+from ..engine.limits import Arrangement, arrange_workers
+from ..engine.loop import SWITCH_INTERVAL, Client, Engine, Observe
 from ..engine.model import check_threads, find_target, open_export, weight_bytes
-from ..engine.process import EngineProcess, share_heap
+from ..engine.process import EngineProcess, ProcessEngine, share_heap
 from ..errors import UsageError
 from ..inference.devices import available_cpus
 from ..inference.export_info import TOKENIZERS, ExportInfo, json_object
@@ -121,7 +122,7 @@ async def open_model(
     if plan.admission is None:
         return await open_encoder(source, plan, settings, observe)
     runtime = await in_thread(functools.partial(TextRuntime.around, plan.admission))
-    engine: ClientEngine
+    engine: Engine | ProcessEngine
     free: Callable[[], Awaitable[None]]
     if process is not None:
         sizes, directory = slot_sizes(plan.arrangement, settings), str(plan.info.directory)

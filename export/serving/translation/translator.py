@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ...engine.inputs import Generated, GenerationInput
-from ...engine.limits import Admission
+from ...engine.inputs import Admission, Generated, GenerationInput
 from ...errors import TooLong
 from ...inference.options import Options
 from ...text.tasks.translation import Plan, Splitting, make_plan, tokenize

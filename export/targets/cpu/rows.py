@@ -7,17 +7,15 @@ import numpy as np
 
 from ...inference.config import RELATIVE_POSITIONS, cache_window
 from ...inference.inputs import move_padding
-from ...inference.options import Options
 from ...inference.rows import (
     INITIAL_CAPACITY,
     GenerationRequest,
-    LoadedExport,
     Rows,
     SlotSize,
     check_memory,
     cross_states,
 )
-from ...inference.session import Session
+from ...inference.session import LoadedExport, Session
 from ...specs.caches import cache_tensors
 from ...specs.graph_spec import GraphSpec, concrete_shape
 from .buffers import BoundGraph, FreeMemory, by_name, ortvalue, ortvalues
@@ -37,6 +35,7 @@ class CpuRowsFactory:
     export: LoadedExport
     memory: FreeMemory = field(default_factory=FreeMemory)
     supports_empty_prompts = False
+    start_search = None  # the graphs have no search of their own
 
     def open(self, request: GenerationRequest) -> Rows:
         """Encode the source of `request`, if it has one, and return rows for its prompts.
@@ -72,16 +71,9 @@ class CpuRowsFactory:
         capacity = min(capacity, SEQ2SEQ_CAPACITY)
         return CpuBeamRows(session, spec, arrays, len(ids), capacity, self.memory)
 
-    def open_slots(self, role: str, size: SlotSize, max_tokens: int) -> SlotRows:
+    def open_slots(self, role: str, size: SlotSize) -> SlotRows:
         """Return rows over the step graph of `role` that may join while others run."""
-        return SlotRows(self.export, role, size, max_tokens)
-
-    def search_key(self, options: Options) -> None:
-        """Return `None`: the graphs have no search of their own, so searches run in numpy."""
-
-    def start_search(self, request: GenerationRequest) -> None:
-        """Return `None`: the graphs have no search of their own, so the caller searches in
-        numpy."""
+        return SlotRows(self.export, role, size)
 
 
 def pad_keys(array: np.ndarray, axis: int) -> np.ndarray:

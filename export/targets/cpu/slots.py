@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...inference.inputs import bucket_by_length, pad_sequences
-from ...inference.rows import LoadedExport, SlotSize, slot_shape
+from ...inference.inputs import pad_sequences
+from ...inference.rows import SlotSize, slot_shape
+from ...inference.session import LoadedExport
 from ...specs.caches import cache_tensors
 from ...specs.graph_spec import TensorSpec
 from .buffers import BoundGraph, by_name, ortvalue, ortvalues
@@ -25,19 +26,17 @@ class SlotRows:
         export: the loaded export.
         role: the role of the step graph.
         size: the number of slots, and the tokens of each.
-        max_tokens: the maximum number of tokens, padding included, that the encoder gets at a time.
     """
 
     all_logits = False
     max_step_tokens = 1
     shrinks = True
 
-    def __init__(self, export: LoadedExport, role: str, size: SlotSize, max_tokens: int):
+    def __init__(self, export: LoadedExport, role: str, size: SlotSize):
         self.export = export
         self.session = export.sessions[role]
         self.spec = export.specs[role]
         self.encodes = "encoder" in export.specs
-        self.max_tokens = max_tokens
         caches, sources = (cache_tensors(self.spec, is_source) for is_source in (False, True))
         others = [tensor for tensor in self.spec.inputs if tensor not in (*caches, *sources)]
         self.arrays = {
@@ -67,32 +66,18 @@ class SlotRows:
         return array
 
     def add(self, sources: Sequence[Sequence[int]] | None, count: int) -> None:
-        """Add `count` rows without tokens after the others, over `sources` that are encoded, those
-        of similar length together."""
+        """Add `count` rows without tokens after the others, over `sources` that are encoded."""
         slots = np.arange(len(self.places), len(self.places) + count)
         if sources is not None:  # first, because it may fail
             ids, mask = pad_sequences([list(source) for source in sources], 0)
-            for rows, length in bucket_by_length(mask, self.max_tokens):
-                states = self.encode(ids[rows, :length], mask[rows, :length])
-                self.sources[:, slots[rows], :, :length] = states
+            encoded = self.export.encode(ids, mask).values()
+            for cache, states in zip(self.sources, encoded, strict=True):
+                cache[slots, :, : ids.shape[1]] = states
             self.last_source[slots] = mask.sum(axis=1) - 1
         self.places = np.concatenate([self.places, slots])
         self.lengths[slots] = 0
         self.inputs[slots] = np.arange(self.num_inputs, self.num_inputs + count)
         self.num_inputs += count
-
-    def encode(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Return the keys and values of sources for cross-attention, as (caches, B, H, S, d).
-
-        `ids` (B, S) are their tokens, and `mask` is 0 for padding.
-        """
-        session, spec = self.export.sessions["encoder"], self.export.specs["encoder"]
-        caches, _, heads, _, width = self.sources.shape
-        states = np.empty([caches, len(ids), heads, ids.shape[1], width], np.float32)
-        inputs = ortvalues({"input_ids": ids, "attention_mask": mask})
-        written = ortvalues(by_name(spec.outputs, states))
-        BoundGraph(session, spec, inputs, written, {}).run()
-        return states
 
     def read(self, tokens: Sequence[int], start: int) -> None:
         """Read `tokens` of a prompt, after `start` others, in the last slot."""

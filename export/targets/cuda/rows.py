@@ -7,7 +7,8 @@ import numpy as np
 
 from ...errors import UsageError
 from ...inference.device_thread import in_device_thread
-from ...inference.rows import LoadedExport, next_input_name
+from ...inference.rows import next_input_name
+from ...inference.session import LoadedExport
 from .buffers import Buffers, DeviceGraph
 
 

@@ -15,6 +15,8 @@ from .rows import CudaRows
 class GreedySearch:
     """The `DeviceSearch` of greedy search, which begins with the prompts of `request`."""
 
+    result = None  # `advance` returns the tokens
+
     def __init__(self, decoder: CudaRows, request: GenerationRequest):
         self.decoder = decoder
         self.options = request.options
@@ -50,15 +52,6 @@ class GreedySearch:
             first, end = self.prompt + start, self.prompt + self.num_tokens
             tokens = buffers.states["tokens"].numpy()[:, 0, first:end, 0]
         return tokens[: len(self.ended)].copy()
-
-    @in_device_thread
-    def result(self) -> tuple[np.ndarray, None]:
-        """Return the new tokens (B, T) with the fill token after each end token, and `None`."""
-        tokens = self.tokens(0)
-        ended = np.isin(tokens, self.options.eos_token_ids).cumsum(axis=1) > 0
-        is_after_end = np.pad(ended, ((0, 0), (1, 0)))[:, :-1]
-        length = 1 + (~ended).sum(axis=1).max()
-        return np.where(is_after_end, self.options.fill_token_id, tokens)[:, :length], None
 
 
 class BeamSearch:

@@ -6,13 +6,12 @@ import numpy as np
 
 from ...inference.config import cache_window
 from ...inference.inputs import move_padding
-from ...inference.options import Options
 from ...inference.rows import (
     INITIAL_CAPACITY,
     GenerationRequest,
-    LoadedExport,
     check_memory,
 )
+from ...inference.session import LoadedExport
 
 
 @dataclass(frozen=True)
@@ -21,6 +20,7 @@ class PortableRowsFactory:
 
     export: LoadedExport
     supports_empty_prompts = True
+    start_search = None  # the graphs have no search of their own
 
     def open(self, request: GenerationRequest) -> "PortableRows":
         """Encode the source of `request`, if it has one, and return rows for its prompts.
@@ -45,13 +45,6 @@ class PortableRowsFactory:
             feeds["encoder_hidden_states"] = self.export.encode(ids, mask)["last_hidden_state"]
             feeds["encoder_attention_mask"] = mask
         return PortableRows(self.export, feeds, len(request.input_ids))
-
-    def search_key(self, options: Options) -> None:
-        """Return `None`: the graphs have no search of their own, so searches run in numpy."""
-
-    def start_search(self, request: GenerationRequest) -> None:
-        """Return `None`: the graphs have no search of their own, so the caller searches in
-        numpy."""
 
 
 class PortableRows:
