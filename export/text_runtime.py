@@ -2,6 +2,7 @@
 transformers."""
 
 import contextlib
+import dataclasses
 import functools
 import os
 import reprlib
@@ -14,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from .engine.inputs import check_options, with_targets
+from .engine.inputs import Generated, check_options, with_targets
 from .errors import UsageError, tokenizer_errors
 from .inference import options as option_fields
 from .inference.config import VISION
@@ -39,7 +40,7 @@ from .text.tasks import (
     tagging,
     translation,
 )
-from .text.tasks.alignment import aligned_texts, start_token
+from .text.tasks.alignment import aligned_texts
 from .text.tasks.rows import decode_batch
 from .text.tokenization_spaces import CleaningDetokenizer
 from .text.tokenizer_settings import TokenizerSettings, read_tokenizer_settings
@@ -134,7 +135,7 @@ class TextRuntime:
         **options: Any,
     ) -> list[Any]:
         """Return one text for each of `texts`, or `num_return_sequences`: the translation, or the
-        continuation of a decoder. With `return_alignments`, a `Translation` replaces each text.
+        continuation of a decoder. With `return_alignments`, an `Alignment` replaces each text.
 
         Args:
             texts: the sources, or the prompts of a decoder.
@@ -146,7 +147,8 @@ class TextRuntime:
                 generation_config.json.
             seeds: one per text; by default derived from the option `seed` and the number of the
                 text.
-            return_alignments: return the aligned words of each text too, see `translate`.
+            return_alignments: return an `Alignment` for each text: its `text`, its words, their
+                `weights`, and its `alignments` as those of `translate`.
             options: those of `Runtime.generate`.
 
         Raises:
@@ -162,11 +164,12 @@ class TextRuntime:
             self.info.check_alignment()
         rows, checked = self.checked_rows(texts, src_lang, tgt_lang, options, seeds)
         prefixes = self.prefixes(target_prefix, len(rows))
-        tokens = self.generate_tokens(rows, prefixes, checked, seeds=seeds)[0]
+        results = self.generate_rows(
+            rows, prefixes, checked, seeds=seeds, is_aligned=return_alignments
+        )
         if not return_alignments:
-            return self.decode(tokens)
-        starts = [start_token(self, checked_row) for checked_row in checked]
-        return aligned_texts(self, texts, rows, tokens, starts)
+            return self.decode([result.tokens for result in results])
+        return aligned_texts(self, texts, rows, results)
 
     def generate_with_scores(
         self,
@@ -185,8 +188,9 @@ class TextRuntime:
         """
         rows, checked = self.checked_rows(texts, src_lang, tgt_lang, options, seeds)
         prefixes = self.prefixes(target_prefix, len(rows))
-        tokens, scores = self.generate_tokens(rows, prefixes, checked, True, seeds)
-        return self.decode(tokens), scores
+        results = self.generate_rows(rows, prefixes, checked, True, seeds)
+        scores = np.array([result.score for result in results], np.float32)
+        return self.decode([result.tokens for result in results]), scores
 
     def checked_rows(
         self,
@@ -206,27 +210,25 @@ class TextRuntime:
         targets = self.target_options(tgt_lang, len(rows), options)
         return rows, with_targets(self.info, checked, targets)
 
-    def generate_tokens(
+    def generate_rows(
         self,
         rows: list[list[int]],
         prefixes: list[list[int]],
         options: Sequence[Options],
         is_scored: bool = False,
         seeds: Sequence[int] | None = None,
-    ) -> tuple[list[list[int]], np.ndarray]:
-        """Return the tokens of each of B * N results and the scores (B * N,), for `rows` of token
-        ids.
+        is_aligned: bool = False,
+    ) -> list[Generated]:
+        """Return the B * N results for `rows` of token ids, with scores or alignments if these are
+        asked for.
 
-        The tokens follow the start token or the prompt, and have the prefix. `prefixes` are tokens
-        that each result begins with, one list for each row. `options` are those of each
-        row, which differ in their target language only. Scores are NaN unless `is_scored`. Rows
-        with prefixes of the same length and one target language run together. `seeds` are seeds of
-        sampling, one for each row.
+        Their tokens follow the start token or the prompt, and have the prefix. `prefixes` are
+        tokens that each result begins with, one list for each row. `options` are those of each
+        row, which differ in their target language only. Rows with prefixes of the same length and
+        one target language run together. `seeds` are seeds of sampling, one for each row.
         """
         seeds = row_seeds(options[0].seed, len(rows)) if seeds is None else seeds
-        copies = options[0].num_return_sequences
-        tokens: list[list[list[int]]] = [[]] * len(rows)
-        scores = np.full((len(rows), copies), np.nan, np.float32)
+        by_row: list[list[Generated]] = [[]] * len(rows)
         kinds = [
             (len(prefix), id(shared)) for prefix, shared in zip(prefixes, options, strict=True)
         ]
@@ -239,13 +241,15 @@ class TextRuntime:
                 starts = np.array([self.first_tokens(shared) + prefixes[row] for row in indices])
             of_rows = None if seeds is None else [seeds[row] for row in indices]
             inputs = self.runtime.inputs(ids, mask, starts, shared, is_scored, of_rows)
+            inputs = [dataclasses.replace(row, is_aligned=is_aligned) for row in inputs]
             sequences = self.runtime.sequences(inputs)
             for row, checked, results in zip(indices, inputs, sequences, strict=True):
                 prefix = checked.prompt[1:] if checked.source else []
-                tokens[row] = [[*prefix, *sequence.tokens] for sequence in results]
-                if is_scored:
-                    scores[row] = [sequence.score for sequence in results]
-        return [row_ids for results in tokens for row_ids in results], scores.ravel()
+                by_row[row] = [
+                    dataclasses.replace(result, tokens=[*prefix, *result.tokens])
+                    for result in results
+                ]
+        return [result for results in by_row for result in results]
 
     def stream(
         self, text: str, /, src_lang: str | None = None, tgt_lang: str | None = None, **options: Any

@@ -16,8 +16,10 @@ from ..inference.rows import (
     Rows,
     RowsFactory,
 )
+from .alignments import align
 from .groups import Cohort, Group, alike
 from .limits import Pace, spare_rows
+from .model import OnnxModel
 from .queue import WAIT_PER_PART
 from .search import StepLogits
 
@@ -30,26 +32,24 @@ class GenerationBatch:
     """The `Batch` of groups, which join, get a token for each row in a step, and leave.
 
     Args:
-        factory: opens rows that start together, and searches that run on the device.
+        model: opens rows that start together, and searches that run on the device.
         capacity: the number of rows.
-        threads: CPU threads that select the best tokens.
-        joining: rows that may join while others run, instead of those that `factory` opens.
+        joining: rows that may join while others run, instead of those that `model` opens.
         pace: how much may join between two steps, with `joining` rows.
         mixes_lengths: True if rows of any lengths may start together.
     """
 
     def __init__(
         self,
-        factory: RowsFactory,
+        model: OnnxModel,
         capacity: int,
-        threads: int,
         joining: JoiningRows | None = None,
         pace: Pace | None = None,
         mixes_lengths: bool = False,
     ):
-        self.factory = factory
+        self.model = model
+        self.factory: RowsFactory = model.factory
         self.capacity = capacity
-        self.threads = threads
         self.joining = joining
         self.pace = pace or Pace()
         self.mixes_lengths = mixes_lengths
@@ -248,13 +248,14 @@ class GenerationBatch:
             return self.run_search(self.search)
         if not self.cohorts or self.rows is None:
             return 0
-        logits = StepLogits(self.next_logits(self.rows), self.places, self.threads)
+        logits = StepLogits(self.next_logits(self.rows), self.places, self.model.threads)
         num_tokens, self.has_ended = 0, False
         for cohort in self.cohorts:
             num_tokens += cohort.advance(logits)
             self.has_ended |= bool(cohort.search.ended)
             if cohort.parents is not None:
                 self.is_settled = False
+        self.align_ended(self.rows)
         if len(self.cohorts) > 1:
             self.join_cohorts()
         return num_tokens
@@ -312,8 +313,19 @@ class GenerationBatch:
         is_streamed = any(group.request.streams for group in cohort.running)
         tokens = search.advance(1 if is_streamed else SEARCH_STEPS)
         if tokens is None:
-            return cohort.finish_searched(search)
-        return sum(cohort.append(column) for column in tokens.T)
+            num_tokens = cohort.finish_searched(search)
+        else:
+            num_tokens = sum(cohort.append(column) for column in tokens.T)
+        self.align_ended(search.decoder)
+        return num_tokens
+
+    def align_ended(self, rows: Rows) -> None:
+        """Finish the groups that have ended and report alignments, while `rows` have their
+        sources."""
+        if not self.has_ended:
+            return
+        if ended := [pair for cohort in self.cohorts for pair in cohort.unaligned]:
+            align(self.model, rows, *zip(*ended))
 
 
 def without_gaps(is_left: np.ndarray) -> np.ndarray:

@@ -1,5 +1,6 @@
 """The rows of one input during generation, and cohorts: groups that one search advances."""
 
+import dataclasses
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -126,6 +127,27 @@ class Group:
         known: Sequence[float | None] = scores or [None] * len(tokens)
         results = [self.result(row, score) for row, score in zip(tokens, known, strict=True)]
         self.results[self.sample : self.sample + len(results)] = results
+        if not self.input.is_aligned:
+            self.request.finish_result()
+
+    @property
+    def lacks_alignments(self) -> bool:
+        """True if its sequences are finished except for their alignments."""
+        result = self.results[self.sample]
+        return self.input.is_aligned and result is not None and result.alignment is None
+
+    @property
+    def sequences(self) -> list[Generated]:
+        """The sequences of this group once it is finished."""
+        count = len(self.results) // self.input.num_independent_results
+        results = self.results[self.sample : self.sample + count]
+        return [result for result in results if result is not None]
+
+    def align(self, weights: Sequence[np.ndarray]) -> None:
+        """Finish the sequences of this group with their alignments, `weights`."""
+        for number, (result, of_tokens) in enumerate(zip(self.sequences, weights, strict=True)):
+            aligned = dataclasses.replace(result, alignment=of_tokens)
+            self.results[self.sample + number] = aligned
         self.request.finish_result()
 
     def result(self, row: list[int], score: float | None) -> Generated:
@@ -352,6 +374,16 @@ class Cohort:
         for place in self.observed:
             if self.groups[place].request.streams:
                 self.groups[place].add_event(tokens[place], place in search.ended)
+
+    @property
+    def unaligned(self) -> list[tuple[Group, int]]:
+        """The groups that lack only their alignments, each with a row of its source."""
+        first, count = self.rows.start, self.rows.stop - self.rows.start
+        return [
+            (group, first + place * count // len(self.groups))
+            for place, group in enumerate(self.groups)
+            if group.lacks_alignments
+        ]
 
     def keep(self, kept: np.ndarray) -> None:
         """Go on with the groups at the places `kept` only, in this order."""

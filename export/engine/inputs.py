@@ -54,6 +54,7 @@ class GenerationInput:
             transformers.
         seed: seed of sampling in place of `options.seed`, derived from it with `logits.row_seed`.
         is_scored: True to report the score of each sequence without beams too.
+        is_aligned: True to report the alignment of each sequence with its source.
         uniforms: returns the random numbers of sampling, by default those of `seed`.
         source_mask: 0 for masked tokens of the source, by default 1 for all.
     """
@@ -66,6 +67,7 @@ class GenerationInput:
     padding: int = 0
     seed: int | None = None
     is_scored: bool = False
+    is_aligned: bool = False
     uniforms: Callable[[], float] | None = None
     source_mask: Sequence[int] | None = None
 
@@ -105,6 +107,8 @@ class Generated:
         score: the score of beam search, otherwise `None`.
         prompt_logprobs: log probabilities of the prompt's tokens after the first, if requested.
         logprobs: log probabilities of the new tokens, if requested.
+        alignment: how much each token attends to each token of the source, (P - 1 + T, S) float32,
+            if requested. The P - 1 tokens of the prompt after the start token come first.
     """
 
     tokens: list[int]
@@ -112,6 +116,7 @@ class Generated:
     score: float | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     logprobs: list[TokenLogprobs] | None = None
+    alignment: np.ndarray | None = None
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ class Predictions:
         if self.alignments:
             aligned = self.runtime.generate(texts, return_alignments=True, **options)
             return [
-                {"text": result.text, "alignments": moses_pairs(source, *result)}
+                {"text": result.text, "alignments": moses_pairs(source, result)}
                 for source, result in zip(texts, aligned, strict=True)
             ]
         if not self.is_scored:

@@ -81,6 +81,10 @@ class Rows(Protocol):
         until the next step.
         """
 
+    def source_inputs(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Return what the decoder reads of the sources of `rows` (N,), by the names of its inputs:
+        states or keys and values, and `encoder_attention_mask` (N, S). Empty without an encoder."""
+
     def close(self) -> None:
         """Release memory for other requests. The rows must not be used again."""
 
@@ -165,6 +169,10 @@ class DeviceSearch(Protocol):
     the device."""
 
     ended: np.ndarray  # (B,), True for inputs that further steps do not change
+
+    @property
+    def decoder(self) -> Rows:
+        """The rows of its inputs, one each."""
 
     def advance(self, steps: int = SEARCH_STEPS) -> np.ndarray | None:
         """Run `steps` steps, or fewer if `max_new_tokens` is reached.

@@ -81,12 +81,17 @@ def mutual_best(weights: np.ndarray) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Alignment:
-    """The words of a text and of its translation, and how much each target word attends to each
-    source word: `weights` (T, S).
+    """A translation whose words are aligned with those of its source.
 
-    Weights of several heads are (..., T, S). They have no links and no spans.
+    Args:
+        text: the translation.
+        source, target: the spans of the words in the source and in `text`: the start and the end of
+            their characters.
+        weights: how much each target word attends to each source word, (T, S). Those of several
+            heads are (..., T, S), without links.
     """
 
+    text: str
     source: list[Span]
     target: list[Span]
     weights: np.ndarray
@@ -98,7 +103,7 @@ class Alignment:
         return mutual_best(self.weights)
 
     @property
-    def spans(self) -> list[tuple[Span, Span]]:
+    def alignments(self) -> list[tuple[Span, Span]]:
         """Spans (in the source, in the translation) of the words that belong together."""
         return [(self.source[source], self.target[target]) for source, target in self.links]
 
@@ -110,4 +115,4 @@ def align_words(
     of their tokens, whose spans are `tokens`."""
     source, target = (words(text, spans) for text, spans in zip(texts, tokens))
     of_source, of_target = shares(tokens[0], source), shares(tokens[1], target)
-    return Alignment(source, target, word_weights(weights, of_source, of_target))
+    return Alignment(texts[1], source, target, word_weights(weights, of_source, of_target))

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 from tokenizers import Encoding, Tokenizer
 
+from ..engine.inputs import Generated
 from ..inference.export_info import ExportInfo
 from ..inference.options import Options
 from .detokenizer import Detokenizer
@@ -70,12 +70,13 @@ class Translator(TextModel, Protocol):
         """Return the generation options that select the target language of each of `count`
         texts."""
 
-    def generate_tokens(
+    def generate_rows(
         self,
         rows: list[list[int]],
         prefixes: list[list[int]],
         options: Sequence[Options],
         *,
         seeds: Sequence[int] | None = None,
-    ) -> tuple[list[list[int]], np.ndarray]:
-        """Return the generated tokens of each of `rows`, and their scores."""
+        is_aligned: bool = False,
+    ) -> list[Generated]:
+        """Return the result of each of `rows`."""

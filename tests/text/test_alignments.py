@@ -12,7 +12,7 @@ from vanilla_transformer_export.text.alignments import (
     words,
 )
 from vanilla_transformer_export.text.detokenizer import Detokenizer
-from vanilla_transformer_export.text.tasks.alignment import moses_pairs
+from vanilla_transformer_export.text.tasks.alignment import Translation, moses_pairs
 from vanilla_transformer_export.text.token_spans import target_spans
 
 
@@ -61,8 +61,8 @@ def test_weights_sum_over_source_tokens_and_averages_over_target_tokens():
 def test_links_are_the_best_of_each_other():
     weights = np.array([[0.6, 0.3, 0.1], [0.5, 0.4, 0.1], [0.1, 0.2, 0.7]])
     assert mutual_best(weights) == [(0, 0), (2, 2)]
-    aligned = Alignment([(0, 1), (2, 3), (4, 5)], [(0, 2), (3, 5), (6, 8)], weights)
-    assert aligned.spans == [((0, 1), (0, 2)), ((4, 5), (6, 8))]
+    aligned = Alignment("", [(0, 1), (2, 3), (4, 5)], [(0, 2), (3, 5), (6, 8)], weights)
+    assert aligned.alignments == [((0, 1), (0, 2)), ((4, 5), (6, 8))]
 
 
 @pytest.mark.parametrize(("source", "target"), [("", "a"), ("a", ""), ("", "")])
@@ -72,10 +72,10 @@ def test_texts_without_words_have_no_links(source, target):
 
 
 def test_moses_pairs_number_words_between_white_space():
-    source, target = "A dog, runs", "Ein  Hund , rennt."
+    target = "Ein  Hund , rennt."
     pairs = [((0, 1), (0, 3)), ((2, 5), (5, 9)), ((5, 6), (10, 11)), ((7, 11), (12, 17))]
-    assert moses_pairs(source, target, pairs) == "0-0 1-1 1-2 2-3"
-    assert moses_pairs("", "", []) == ""
+    assert moses_pairs("A dog, runs", Translation(target, pairs)) == "0-0 1-1 1-2 2-3"
+    assert moses_pairs("", Translation("", [])) == ""
 
 
 def test_tokens_of_a_character_have_its_span():

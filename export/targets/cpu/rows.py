@@ -252,6 +252,10 @@ class CpuRows:
         for cache, old_cache in zip(self.caches, old):
             cache[:, :, : self.longest] = old_cache[parents, :, : self.longest]
 
+    def source_inputs(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Return nothing: there is no encoder."""
+        return {}
+
     def close(self) -> None:
         """Do nothing: there are no shared buffers to release."""
 
@@ -388,6 +392,10 @@ class CpuBeamRows:
         rows = self.rows * beams
         self.bind(beams, [cache[:rows] for cache in self.caches], self.logits[:rows])
         self.writers[:] = writers
+
+    def source_inputs(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the keys and values and the mask of the sources of `rows` (N,)."""
+        return {name: array[self.inputs[rows]] for name, array in self.source.items()}
 
     def close(self) -> None:
         """Leave the memory of the caches and logits to the next rows of this thread."""

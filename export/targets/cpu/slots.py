@@ -147,6 +147,16 @@ class SlotRows:
         lengths += 1
         return self.logits[:count, None]
 
+    def source_inputs(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the keys and values and the mask of the sources of `rows` (N,)."""
+        slots = self.places[rows]
+        last = self.last_source[slots]
+        length = last.max(initial=0) + 1
+        caches = cache_tensors(self.spec, is_source=True)
+        arrays = by_name(caches, self.sources[:, slots, :, :length])
+        mask = np.arange(length) <= last[:, None]
+        return arrays | {"encoder_attention_mask": mask.astype(np.int64)}
+
     def close(self) -> None:
         """Drop all rows."""
         self.places = self.places[:0]

@@ -134,6 +134,15 @@ class CudaRows:
         indices = (parents % self.visible.shape[1]).reshape(-1, beams, 1)
         self.visible = np.take_along_axis(self.visible, pad_batch(indices, self.rows), axis=1)
 
+    @in_device_thread
+    def source_inputs(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Return copies of the keys and values and of the mask of the sources of `rows` (N,)."""
+        inputs = rows // self.visible.shape[1]
+        states = self.buffers.states
+        names = [next_input_name(tensor.name) for tensor in self.export.specs["encoder"].outputs]
+        arrays = {name: states[name].numpy() for name in names} | self.source
+        return {name: array[inputs] for name, array in arrays.items()}
+
     def step_runner(self, beams: int) -> Callable[..., None]:
         """Return the function `run(waits=True)`, which runs a step whose inputs are on the device.
 

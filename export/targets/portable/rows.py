@@ -158,5 +158,9 @@ class PortableRows:
             self.dropped = self.dropped[parents]
         self.inputs = inputs
 
+    def source_inputs(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the encoder's states and the mask of the sources of `rows` (N,)."""
+        return {name: array[rows] for name, array in self.feeds.items() if "encoder" in name}
+
     def close(self) -> None:
         """Do nothing: there are no shared buffers to release."""

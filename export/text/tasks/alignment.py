@@ -1,11 +1,11 @@
 """Word alignments of generated texts: which words of a source each word came from."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
-from ...engine.inputs import start_tokens
-from ...inference.options import Options
+from ...engine.inputs import Generated
 from ..alignments import Alignment, Span, align_words, words
 from ..text_model import Translator
 from ..token_spans import source_spans, target_spans
@@ -26,45 +26,32 @@ class Sentence(NamedTuple):
     Args:
         text: what the tokenizer read.
         row: its token ids.
-        tokens: those that were generated, after the start token.
-        start: the start token.
+        result: what was generated after the start token, with its alignment.
         prefix: number of characters of `text` before the sentence, such as a language word.
     """
 
     text: str
     row: list[int]
-    tokens: list[int]
-    start: int
+    result: Generated
     prefix: int = 0
-
-
-def start_token(runtime: Translator, options: Options) -> int:
-    """Return the start token of `options`. Raises ValueError if there is none."""
-    return int(start_tokens(runtime.info, 1, None, options)[0, 0])
 
 
 def align_sentences(runtime: Translator, sentences: Sequence[Sentence]) -> list[Alignment]:
     """Return the alignment of each sentence with its translation. Spans in the source begin after
-    its prefix.
-
-    Encoder and alignment graph run, see `Runtime.alignments`, which raises ValueError.
-    """
-    if not sentences:
-        return []
-    rows = [sentence.row for sentence in sentences]
-    targets = [[sentence.start, *sentence.tokens] for sentence in sentences]
-    weights = runtime.runtime.alignments(rows, targets)
+    its prefix."""
     encodings = runtime.encodings([sentence.text for sentence in sentences], special_tokens=False)
     results = []
-    for sentence, encoding, of_tokens in zip(sentences, encodings, weights, strict=True):
+    for sentence, encoding in zip(sentences, encodings, strict=True):
+        tokens, weights = sentence.result.tokens, sentence.result.alignment
+        assert weights is not None  # it was asked for
         before = sentence.prefix
         spans = [
             (max(start - before, 0), max(end - before, 0))
             for start, end in source_spans(sentence.row, encoding)
         ]
-        text, places = target_spans(sentence.tokens, runtime.detokenizer(), runtime.special_ids)
+        text, places = target_spans(tokens, runtime.detokenizer(), runtime.special_ids)
         texts = sentence.text[before:], text
-        results.append(align_words(texts, (spans, places), of_tokens))
+        results.append(align_words(texts, (spans, places), weights))
     return results
 
 
@@ -72,26 +59,24 @@ def aligned_texts(
     runtime: Translator,
     texts: Sequence[str],
     rows: list[list[int]],
-    tokens: list[list[int]],
-    starts: Sequence[int],
-) -> list[Translation]:
-    """Return the translation of each of `texts`, whose token ids are `rows`, with its alignments.
+    results: list[Generated],
+) -> list[Alignment]:
+    """Return the translation of each of `texts`, whose token ids are `rows`, with its alignment.
 
-    `tokens` are those that were generated, N rows for each text, and `starts` the start token of
-    each text. A language word at the start of a text is not aligned.
+    `results` are N for each text. A language word at the start of a text is not aligned.
     """
-    copies = len(tokens) // len(texts)
-    prefixes = [runtime.languages.word_end(text) for text in texts]
-    columns = zip(texts, rows, starts, prefixes, strict=True)
+    copies = len(results) // len(texts)
     sentences = [
-        Sentence(text, row, tokens[number * copies + copy], start, prefix)
-        for number, (text, row, start, prefix) in enumerate(columns)
+        Sentence(text, row, results[number * copies + copy], runtime.languages.word_end(text))
+        for number, (text, row) in enumerate(zip(texts, rows, strict=True))
         for copy in range(copies)
     ]
-    alignments = align_sentences(runtime, sentences)
+    aligned = align_sentences(runtime, sentences)
     return [
-        Translation(text, shifted(alignment.spans, sentence.prefix, 0))
-        for text, sentence, alignment in zip(runtime.decode(tokens), sentences, alignments)
+        replace(
+            alignment, source=[(start + before, end + before) for start, end in alignment.source]
+        )
+        for alignment, (*_, before) in zip(aligned, sentences, strict=True)
     ]
 
 
@@ -110,10 +95,11 @@ def shifted(
     ]
 
 
-def moses_pairs(source: str, target: str, pairs: Sequence[tuple[Span, Span]]) -> str:
-    """Return `pairs` of spans as pairs of numbers of white-space-separated words, such as
-    "0-0 1-2"."""
-    numbers = [word_numbers(text) for text in (source, target)]
+def moses_pairs(source: str, translation: Alignment | Translation) -> str:
+    """Return the alignments of a translation of `source` as pairs of numbers of
+    white-space-separated words, such as "0-0 1-2"."""
+    numbers = [word_numbers(text) for text in (source, translation.text)]
+    pairs = translation.alignments
     links = {(numbers[0][one[0]], numbers[1][other[0]]) for one, other in pairs}
     return " ".join(f"{one}-{other}" for one, other in sorted(links))
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ...engine.inputs import check_options, with_targets
+from ...engine.inputs import Generated, check_options, with_targets
 from ...heads import TRANSLATE
 from ...inference.logits import row_seed, row_seeds
 from ...inference.options import Options, check_seeds, check_single
@@ -19,7 +19,6 @@ from .alignment import (
     align_sentences,
     copied_words,
     shifted,
-    start_token,
 )
 from .rows import check_row, require
 from .sentences import DEFAULT_LANGUAGE, WIDE_ENDS, sentences_and_spaces
@@ -75,11 +74,11 @@ def translate(
     plan = make_plan(runtime, texts, Splitting(split, copy_letterless), src_lang, tgt_lang, options)
     check_seeds(seeds, len(texts), plan.options[0].seed)
     rows = tokenize(runtime, plan)
-    tokens = translate_rows(runtime, plan, rows, seeds) if rows else []
-    sentences = runtime.decode(tokens)
+    results = translate_rows(runtime, plan, rows, seeds, return_alignments) if rows else []
+    sentences = runtime.decode([result.tokens for result in results])
     if not return_alignments:
         return plan.join(sentences)
-    return plan.join_aligned(sentences, align_plan(runtime, plan, rows, tokens))
+    return plan.join_aligned(sentences, align_plan(runtime, plan, rows, results))
 
 
 class Splitting(NamedTuple):
@@ -167,7 +166,7 @@ class Plan:
             for part, (text, _), spaced in zip(parts, texts, spaced_parts(texts)):
                 joined += spaced
                 start = len(joined) - len(text)
-                spans = next(rest).spans if part.is_translated else copied_words(text)
+                spans = next(rest).alignments if part.is_translated else copied_words(text)
                 pairs += shifted(spans, part.start, start)
             results.append(Translation(joined, pairs))
         return results
@@ -275,10 +274,14 @@ def has_letters(text: str) -> bool:
 
 
 def translate_rows(
-    runtime: Translator, plan: Plan, rows: list[list[int]], seeds: Sequence[int] | None = None
-) -> list[list[int]]:
-    """Return the generated tokens of each sentence of `plan`, whose token ids are `rows`. Sentences
-    of similar length run together.
+    runtime: Translator,
+    plan: Plan,
+    rows: list[list[int]],
+    seeds: Sequence[int] | None = None,
+    is_aligned: bool = False,
+) -> list[Generated]:
+    """Return the result of each sentence of `plan`, whose token ids are `rows`, with its alignment
+    if that `is_aligned`. Sentences of similar length run together.
 
     A sentence that was cut at the limit causes a warning. `seeds` has a seed for each text, from
     which those of its sentences are derived, by default from the seed of the options.
@@ -289,21 +292,22 @@ def translate_rows(
     if seeds is not None:
         seeds = [row_seed(seeds[text], number) for text, number in places]
     options = [plan.options[text] for text, _ in places]
-    tokens, _ = runtime.generate_tokens(rows, [[]] * len(rows), options, seeds=seeds)
-    for sentence, row in zip(sentences, tokens, strict=True):
-        if is_cut(row, plan.options[0]):
+    results = runtime.generate_rows(
+        rows, [[]] * len(rows), options, seeds=seeds, is_aligned=is_aligned
+    )
+    for sentence, result in zip(sentences, results, strict=True):
+        if is_cut(result.tokens, plan.options[0]):
             warn_of_cut(sentence, plan.options[0].max_new_tokens)
-    return tokens
+    return results
 
 
 def align_plan(
-    runtime: Translator, plan: Plan, rows: list[list[int]], tokens: list[list[int]]
+    runtime: Translator, plan: Plan, rows: list[list[int]], results: list[Generated]
 ) -> list[Alignment]:
-    """Return the alignment of each sentence of `plan`, whose token ids are `rows` and whose
-    translations are `tokens`."""
+    """Return the alignment of each sentence of `plan`, whose token ids are `rows`, with its
+    translation in `results`."""
     prefixes = [part.prefix for parts in plan.parts for part in parts if part.is_translated]
-    starts = [start_token(runtime, plan.options[text]) for text, _ in plan.places]
-    columns = zip(plan.sentences, rows, tokens, starts, prefixes, strict=True)
+    columns = zip(plan.sentences, rows, results, prefixes, strict=True)
     return align_sentences(runtime, [Sentence(*column) for column in columns])
 
 
