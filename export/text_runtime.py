@@ -16,7 +16,7 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from .engine.inputs import Generated, check_options, with_targets
-from .errors import UsageError, tokenizer_errors
+from .errors import UsageError
 from .inference import options as option_fields
 from .inference.config import VISION
 from .inference.export_info import MANIFEST, TARGET_TOKENIZER, ExportInfo, json_object
@@ -24,10 +24,9 @@ from .inference.inputs import pad_sequences
 from .inference.logits import row_seeds
 from .inference.options import Options, special_token
 from .runtime import Runtime
-from .text.checks import check_flags, check_texts, check_unicode, with_names
+from .text.checks import check_flags, check_texts, check_unicode, tokenizer_errors, with_names
 from .text.detokenizer import Detokenizer, TokenNames
-from .text.language_pairs import sentence_languages
-from .text.languages import Choice, read_languages
+from .text.languages import Choice, read_languages, sentence_languages
 from .text.sentence_modules import SentenceModules, read_modules
 from .text.tasks import (
     classification,

@@ -248,7 +248,7 @@ class GenerationBatch:
             return self.run_search(self.search)
         if not self.cohorts or self.rows is None:
             return 0
-        logits = StepLogits(self.next_logits(self.rows), self.places, self.model.threads)
+        logits = StepLogits(self.next_logits(self.rows), self.rows.places, self.model.threads)
         num_tokens, self.has_ended = 0, False
         for cohort in self.cohorts:
             num_tokens += cohort.advance(logits)
@@ -270,11 +270,6 @@ class GenerationBatch:
         parts = [cohort.tokens for cohort in self.cohorts]
         tokens = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return rows.step(tokens[:, None])[:, -1]
-
-    @property
-    def places(self) -> np.ndarray | None:
-        """The place of each row in the logits, None if they have the order of the rows."""
-        return None if self.joining is None else self.joining.places
 
     def settle(self) -> None:
         """Let the rows of the batch be those that the next tokens continue."""

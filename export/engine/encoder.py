@@ -406,11 +406,11 @@ class EncoderScheduler:
                 raise TooLong(f"a text has {length} tokens, expected at most {self.max_length}")
         updates = CALL.get(None) or Updates()
         request = ClientRequest(self.graph.rows(inputs), updates.put)
-        self.engine.add(request)
+        self.engine.queue.put(request)
         try:
             update = updates.get()
         finally:
-            self.engine.cancel(request)
+            self.engine.queue.cancel(request)
         if update is None:
             raise Disconnected
         if update.error is not None:
@@ -420,7 +420,7 @@ class EncoderScheduler:
     def close(self) -> None:
         """Accept no more calls. Rows that are in the queue are still run; a call whose rows are not
         in it yet raises RequestError."""
-        self.engine.end()
+        self.engine.queue.close()
         self.pool.shutdown(wait=False)
 
     def free(self) -> None:

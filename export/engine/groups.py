@@ -1,5 +1,6 @@
 """The rows of one input during generation, and cohorts: groups that one search advances."""
 
+import copy
 import dataclasses
 import itertools
 from collections import deque
@@ -12,7 +13,6 @@ from ..inference.logits import (
     PROCESSOR_NAMES,
     LogitsProcessors,
     Prompt,
-    Sampler,
     log_sum_exp,
     row_uniforms,
     top,
@@ -21,7 +21,7 @@ from ..inference.options import Options
 from ..inference.rows import DeviceSearch
 from .inputs import LENGTH, STOP, Event, Generated, GenerationInput, TokenLogprobs, Update
 from .queue import ClientRequest, ignore_update
-from .search import BeamSearch, Search, StepLogits, TokenSearch
+from .search import BeamSearch, Search, StepLogits, TokenSearch, join, take
 
 
 class Group:
@@ -31,23 +31,17 @@ class Group:
     Args:
         generation_input: the input.
         first: the number of the first sequence of the input in its request.
-        sample: the number of its sample, 0 if there is only one.
-        results: the results of all samples of the input, to which this group writes its own.
     """
 
     request: ClientRequest
 
-    def __init__(
-        self,
-        generation_input: GenerationInput,
-        first: int = 0,
-        sample: int = 0,
-        results: list[Generated | None] | None = None,
-    ):
+    def __init__(self, generation_input: GenerationInput, first: int = 0):
         self.input = generation_input
         self.options: Options = generation_input.options
-        self.first, self.sample = first, sample
-        self.results: list[Generated | None] = results or [None] * self.options.num_return_sequences
+        self.first = first
+        self.sample = 0  # its number, 0 if there is only one
+        # of all samples of the input, to which this group writes its own
+        self.results: list[Generated | None] = [None] * self.options.num_return_sequences
         self.has_started = False
         self.num_read = 0  # tokens of the prompt that were read before the first step
         self.prompt_logprobs: list[TokenLogprobs] = []
@@ -110,14 +104,9 @@ class Group:
 
     def samples(self) -> "list[Group]":
         """Return this group and those of the other samples of its input."""
-        others = [
-            Group(self.input, self.first, sample, self.results)
-            for sample in range(1, self.options.num_return_sequences)
-        ]
-        for other in others:
-            other.request = self.request
-            other.has_started = self.has_started
-            other.prompt_logprobs = self.prompt_logprobs
+        others = [copy.copy(self) for _ in self.results[1:]]
+        for sample, other in enumerate(others, start=1):
+            other.sample, other.logprobs = sample, []
         return [self, *others]
 
     # ------------------------------------------------------------------------------------ results
@@ -341,7 +330,6 @@ class Cohort:
         self.search.end(search.ended)
         if not (ended := self.search.ended):
             return 0
-        assert search.result is not None  # it is a beam search
         rows, scores = search.result()
         sequences = np.split(rows, len(self.groups)), np.split(scores, len(self.groups))
         for place in ended:
@@ -390,7 +378,7 @@ class Cohort:
         parents = self.all_parents
         rows = np.arange(len(parents)).reshape(len(self.groups), -1)[kept].ravel()
         samples = np.arange(len(self.search.is_finished)).reshape(len(self.groups), -1)
-        self.search = self.search.take(samples[kept].ravel())
+        self.search = take(self.search, samples[kept].ravel())
         self.groups = [self.groups[place] for place in kept]
         self.parents = parents[rows]
         self.tokens = self.tokens[rows] if len(self.tokens) else self.tokens
@@ -408,7 +396,7 @@ class Cohort:
         self.groups = [*self.groups, *other.groups]
         self.parents = np.concatenate([self.all_parents, other.all_parents])
         self.tokens = np.concatenate([self.tokens, other.tokens])
-        self.search.add(other.search)
+        join(self.search, other.search)
         self.note_groups()
 
 
@@ -419,16 +407,15 @@ def start_search(groups: list[Group]) -> Search:
         return BeamSearch(len(groups), options, joined_processors(groups, 1))
     samples = range(options.num_return_sequences)
     limits = np.array([group.options.max_new_tokens for group in groups for _ in samples])
-    sampler = None
+    uniforms = None
     if options.do_sample:
         uniforms = [
             group.input.uniforms or row_uniforms(group.input.seed, sample)
             for group in groups
             for sample in samples
         ]
-        sampler = Sampler(options, uniforms)
     processors = joined_processors(groups, len(samples))
-    return TokenSearch(options, limits, processors, sampler, groups[0].input.is_scored)
+    return TokenSearch(options, limits, processors, uniforms, groups[0].input.is_scored)
 
 
 def joined_processors(groups: list[Group], samples: int) -> LogitsProcessors | None:

@@ -182,7 +182,7 @@ class Engine:
         updates: list[Update] = []
         with contextlib.closing(self):
             self.put([inputs[row] for row in order], updates.append)
-            self.end()
+            self.queue.close()
             if len(self.workers) == 1:
                 self.workers[0].run()
             else:
@@ -201,7 +201,7 @@ class Engine:
         options, updates = inputs[0].options, deque[Update]()
         with contextlib.closing(self):
             self.put(inputs, updates.append, streams=True)
-            self.end()
+            self.queue.close()
             while self.workers[0].step() is not None:
                 tokens = np.full(len(inputs) * options.num_return_sequences, options.fill_token_id)
                 while updates:
@@ -249,31 +249,11 @@ class Engine:
         other arguments are those of `ClientRequest`.
 
         Raises:
-            RequestError: 503 after `end` or `close`.
+            RequestError: 503 after `close`.
         """
         request = start_request(inputs, receive, streams)
-        self.add(request)
-        return functools.partial(self.cancel, request)
-
-    def add(self, request: ClientRequest) -> None:
-        """Add a request to the queue.
-
-        Raises:
-            RequestError: 503 after `end` or `close`.
-        """
         self.queue.put(request)
-
-    def cancel(self, request: ClientRequest) -> None:
-        """Cancel a request, unless it is finished. Its waiting parts leave the queue at once.
-
-        Its running parts leave their batch after the current step.
-        """
-        self.queue.cancel(request)
-
-    def end(self) -> None:
-        """Accept no more requests. The waiting and running ones are still finished, without waiting
-        here."""
-        self.queue.close()
+        return functools.partial(self.queue.cancel, request)
 
     def close(self) -> None:
         """Accept no more requests, fail those that are not finished with a RequestError, and free

@@ -141,11 +141,11 @@ class Outbox:
         receive = functools.partial(self.receive, number)
         self.requests[number] = request = start_request(inputs, receive, streams, arrived_at)
         self.num_rows_received += request.num_rows
-        self.engine.add(request)
+        self.engine.queue.put(request)
 
     def cancel(self, number: int) -> None:
         if (request := self.requests.pop(number, None)) is not None:
-            self.engine.cancel(request)
+            self.engine.queue.cancel(request)
         self.flush()
 
     # What workers do.

@@ -327,7 +327,8 @@ class RequestQueue:
         return parts
 
     def cancel(self, request: ClientRequest) -> None:
-        """Cancel a request and remove its waiting parts."""
+        """Cancel a request, unless it is finished. Its waiting parts leave the queue at once, its
+        running ones their batch after the current step."""
         request.is_cancelled = True
         if request.waiting:
             with self.changed:

@@ -7,9 +7,9 @@ tokens, until it is finished. The caller decides how requests are batched.
 
 import copy
 import functools
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
@@ -66,11 +66,13 @@ class Search(Protocol):
     """The search of G groups with equal options, each with K rows of a batch. Rows of one group are
     adjacent.
 
-    Groups can leave and join between two steps, see `take` and `add`. Groups with processors only
+    Groups can leave and join between two steps, see `take` and `join`. Groups with processors only
     start together, because processors count the tokens of all rows.
     """
 
-    options: Options
+    states: tuple[str, ...]  # names of arrays with a place for each group
+    fill: int  # the token after the end of a sequence
+    processors: LogitsProcessors | None
     is_finished: np.ndarray  # (G,), True for groups that have ended, in any way
     is_invalid: np.ndarray  # (G,), True after a step whose logits decide no token
     ended: list[int]  # groups that ended in the last step, invalid ones too
@@ -87,12 +89,8 @@ class Search(Protocol):
         """Finish the groups where `ends` (G,) is True, and add those to `ended` that were not
         finished before."""
 
-    def take(self, groups: np.ndarray) -> "Search":
-        """Return a search that goes on with some of the groups: indices, or a mask (G,). This one
-        stays as it is."""
-
-    def add(self, other: Any) -> None:
-        """Append the groups of `other`, a search with equal options, both without processors."""
+    def note_groups(self) -> None:
+        """Note what only changes when groups leave or join."""
 
     def result(self, group: int) -> tuple[list[list[int]], list[float] | None]:
         """Return the new tokens of the sequences of a finished `group`, and their scores.
@@ -108,12 +106,12 @@ class TokenSearch:
         options: resolved options, whose `max_new_tokens` counts less than `limits`.
         limits: (G,), the maximum number of new tokens of each sequence.
         processors: change the logits; sequences of one input are adjacent.
-        sampler: draws the tokens; without one they are the most likely.
+        uniforms: returns the next random number of [0, 1) of each sequence, for sampling.
         is_scored: whether results have scores, sum(log p) / length^length_penalty. p is the softmax
             of the processed logits, before temperature and the filters of sampling.
     """
 
-    states = ("tokens", "lengths", "limits", "sums", "is_finished", "is_invalid")
+    states = ("tokens", "lengths", "limits", "uniforms", "sums", "is_finished", "is_invalid")
     problem = "no token can be generated: all are suppressed, or the logits are not finite"
 
     def __init__(
@@ -121,15 +119,16 @@ class TokenSearch:
         options: Options,
         limits: np.ndarray,
         processors: LogitsProcessors | None = None,
-        sampler: Sampler | None = None,
+        uniforms: Sequence[Callable[[], float]] | None = None,
         is_scored: bool = False,
     ):
         self.options, self.fill = options, options.fill_token_id
         self.end_tokens = frozenset(options.eos_token_ids)
-        self.processors = processors or None
-        self.sampler = sampler
+        self.processors = processors
+        self.sampler = Sampler(options) if options.do_sample else None
+        self.uniforms = np.array(uniforms or [None] * len(limits), object)
         self.is_scored = is_scored
-        self.is_plain = not (self.processors or sampler or is_scored)
+        self.is_plain = not (processors or self.sampler or is_scored)
         self.tokens = np.full((len(limits), min(limits.max(), INITIAL_CAPACITY)), self.fill)
         self.lengths, self.limits = np.zeros(len(limits), np.int64), limits
         self.sums = np.zeros(len(limits))
@@ -164,7 +163,7 @@ class TokenSearch:
         if self.sampler is None:
             return logits.argmax(axis=1)
         # sampling overwrites the logits
-        tokens = self.sampler(logits.copy() if self.is_scored else logits)
+        tokens = self.sampler(logits.copy() if self.is_scored else logits, self.uniforms)
         self.is_invalid = tokens < 0
         return np.where(self.is_invalid, self.fill, tokens)
 
@@ -187,18 +186,6 @@ class TokenSearch:
     def end(self, ends: np.ndarray) -> None:
         self.ended += np.flatnonzero(ends & self.running).tolist()
         self.is_finished = self.is_finished | ends
-        self.note_groups()
-
-    def take(self, groups: np.ndarray) -> "TokenSearch":
-        subset = with_groups(self, groups)
-        subset.sampler = self.sampler and self.sampler.take(groups)
-        subset.note_groups()
-        return subset
-
-    def add(self, other: "TokenSearch") -> None:
-        join(self, other)
-        if self.sampler is not None and other.sampler is not None:
-            self.sampler = self.sampler.joined(other.sampler)
         self.note_groups()
 
     def result(self, group: int) -> tuple[list[list[int]], list[float] | None]:
@@ -233,7 +220,7 @@ class BeamSearch:
         self.options, self.fill = options, options.fill_token_id
         self.beams, self.candidates = options.num_beams, options.candidates
         self.end_tokens = frozenset(options.eos_token_ids)
-        self.processors = processors or None
+        self.processors = processors
         beams = (groups, self.beams)
         self.tokens = self.ended_tokens = np.empty((*beams, 0), np.int64)  # (G, K, t)
         # The rows of one group are equal at first, so only the first row counts.
@@ -249,10 +236,11 @@ class BeamSearch:
         self.note_groups()
 
     def note_groups(self) -> None:
-        """Note what only changes when groups leave or join."""
         self.groups = np.arange(len(self.scores))[:, None]
         self.first_rows = self.groups * self.beams
         self.longest = int(self.lengths.max(initial=0))
+        self.tokens = self.tokens[:, :, : self.longest]
+        self.ended_tokens = self.ended_tokens[:, :, : self.longest]
 
     def advance(self, logits: StepLogits, rows: slice) -> tuple[np.ndarray, np.ndarray]:
         if self.processors is None:
@@ -372,17 +360,6 @@ class BeamSearch:
         worst = np.where(self.ended_lengths > 0, worst, EXCLUDED_SCORE)
         self.worst = worst.min(axis=1, keepdims=True)
 
-    def take(self, groups: np.ndarray) -> "BeamSearch":
-        subset = with_groups(self, groups)
-        subset.note_groups()
-        subset.tokens = subset.tokens[:, :, : subset.longest]
-        subset.ended_tokens = subset.ended_tokens[:, :, : subset.longest]
-        return subset
-
-    def add(self, other: "BeamSearch") -> None:
-        join(self, other)
-        self.note_groups()
-
     def result(self, group: int) -> tuple[list[list[int]], list[float]]:
         count = self.options.num_return_sequences
         best = zip(self.ended_tokens[group, :count].tolist(), self.ended_lengths[group].tolist())
@@ -390,23 +367,27 @@ class BeamSearch:
         return tokens, self.ended_scores[group, :count].tolist()
 
 
-AnySearch = TypeVar("AnySearch", TokenSearch, BeamSearch)
+AnySearch = TypeVar("AnySearch", bound=Search)
 
 
-def with_groups(search: AnySearch, groups: np.ndarray) -> AnySearch:
-    """Return a copy of `search` with the states and processors of some `groups` only."""
+def take(search: AnySearch, groups: np.ndarray) -> AnySearch:
+    """Return a search that goes on with some of the groups of `search`: indices, or a mask (G,).
+    `search` stays as it is."""
     subset = copy.copy(search)
     for name in search.states:
         setattr(subset, name, getattr(search, name)[groups])
     subset.processors = search.processors and search.processors.take(groups)
+    subset.note_groups()
     return subset
 
 
-def join(search: AnySearch, other: AnySearch) -> None:
-    """Append the states of `other` to those of `search`."""
+def join(search: Search, other: Search) -> None:
+    """Append the groups of `other`, a search with equal options, to `search`. Both have no
+    processors."""
     for name in search.states:
         both = getattr(search, name), getattr(other, name)
         setattr(search, name, joined(*both, 0, search.fill))
+    search.note_groups()
 
 
 def joined(first: np.ndarray, second: np.ndarray, axis: int, fill: int) -> np.ndarray:

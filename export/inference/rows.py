@@ -51,8 +51,9 @@ class Rows(Protocol):
     def all_logits(self) -> bool: ...
 
     @property
-    def max_step_tokens(self) -> int | None:
-        """Maximum tokens per row and step; `None` for no limit."""
+    def places(self) -> np.ndarray | None:
+        """(rows,), the place of each row in the logits that `step` returns. `None` if these have
+        the order of the rows."""
 
     @property
     def shrinks(self) -> bool:
@@ -77,8 +78,8 @@ class Rows(Protocol):
     def step(self, tokens: np.ndarray) -> np.ndarray:
         """Feed `tokens` (rows, t) and return the logits (rows, T, V).
 
-        They follow each token, T = t, with `all_logits`, else only the last, T = 1. They are valid
-        until the next step.
+        With `all_logits` they follow each of any number t of tokens, T = t. Otherwise t and T are
+        1. They are valid until the next step.
         """
 
     def source_inputs(self, rows: np.ndarray) -> dict[str, np.ndarray]:
@@ -90,11 +91,7 @@ class Rows(Protocol):
 
 
 class JoiningRows(Rows, Protocol):
-    """Rows that may join while others run. There is no `prefill`: new rows are the last ones."""
-
-    @property
-    def places(self) -> np.ndarray:
-        """(rows,), the place of each row in the logits that `step` returns."""
+    """Rows that may join while others run: new rows are the last ones."""
 
     @property
     def encodes(self) -> bool:
@@ -183,10 +180,8 @@ class DeviceSearch(Protocol):
         `max_new_tokens`.
         """
 
-    @property
-    def result(self) -> Callable[[], tuple[np.ndarray, np.ndarray]] | None:
-        """A function that returns the new tokens (B * N, T) and the scores (B * N,) of beam search.
-        `None` for greedy search.
+    def result(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the new tokens (B * N, T) and the scores (B * N,) of beam search.
 
         N is `num_return_sequences`. Only the rows of ended inputs are complete.
         """

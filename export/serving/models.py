@@ -15,7 +15,7 @@ from ..errors import RequestError, did_you_mean
 from ..heads import EMBED, EMBED_SPARSE, GENERATE, TRANSLATE, Task, has_task
 from ..inference.config import VISION
 from ..inference.export_info import ExportInfo
-from ..text.language_pairs import Directions
+from ..text.languages import Directions
 from . import rejections
 
 UNLOADED, LOADING, READY, UNLOADING = "unloaded", "loading", "ready", "unloading"

@@ -25,8 +25,7 @@ from ..engine.process import EngineProcess, ProcessEngine, share_heap
 from ..errors import UsageError
 from ..inference.devices import available_cpus
 from ..inference.export_info import TOKENIZERS, ExportInfo, json_object
-from ..text.language_pairs import read_directions
-from ..text.languages import read_languages
+from ..text.languages import read_directions, read_languages
 from ..text_runtime import TextRuntime, open_runtime
 from . import page
 from .app import create_app

@@ -375,7 +375,7 @@ def test_end_finishes_accepted_requests_and_close_fails_them(exported_for):
             if closes:
                 client.close()
             else:
-                client.engine.end()
+                client.engine.queue.close()
             if closes:
                 with pytest.raises(RequestError) as refused:
                     running.result(30)

@@ -109,7 +109,7 @@ class OneByOneFactory:
 
 class OneByOneRows:
     all_logits = False
-    max_step_tokens = 1
+    places = None
     shrinks = False
     steps = []
 

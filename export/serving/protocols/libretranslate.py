@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ...errors import RequestError, TooLong, nearest
-from ...text.language_pairs import Direction, language_name
+from ...text.languages import Direction, language_name
 from ...text.tasks.translation import Splitting
 from ..models import ServedModel
 from ..translation.html_text import TextRun, replace_runs, text_runs

@@ -12,9 +12,9 @@ from tokenizers import Encoding
 
 from ... import __version__
 from ...engine.encoder import MAX_CALLS, max_row_length
-from ...errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError, tokenizer_errors
+from ...errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError
 from ...heads import CLASSIFY, MAX_CHARACTERS
-from ...text.checks import Pair
+from ...text.checks import Pair, tokenizer_errors
 from ...text.model_facts import model_facts
 from ...text.scores import identity, probability_function
 from ...text.sentence_modules import normalize, read_poolings

@@ -12,7 +12,7 @@ from ...inference.rows import GenerationRequest, check_memory
 from ...inference.session import LoadedExport
 from .buffers import CAPTURE_RUNS, Buffers, Pool, Sizes, beam_sizes, num_bytes
 from .rows import CudaRows, power_of_two
-from .search import BeamSearch, GreedySearch
+from .search import CudaSearch
 
 MIN_SLOTS = 64
 MIN_SOURCE = 32
@@ -55,7 +55,7 @@ class CudaRowsFactory:
         return decoder
 
     @in_device_thread
-    def start_search(self, request: GenerationRequest) -> GreedySearch | BeamSearch | None:
+    def start_search(self, request: GenerationRequest) -> CudaSearch | None:
         """Read the prompts and return the search, or `None` if it must run in numpy.
 
         The caller closes the search.
@@ -64,11 +64,10 @@ class CudaRowsFactory:
             UsageError: if the request needs more memory than the machine has.
             SessionError: if onnxruntime fails, or the GPU has no memory.
         """
-        has_beams = request.options.num_beams > 1
-        if has_beams and not self.has_beam_graph(request):
+        if request.options.num_beams > 1 and not self.has_beam_graph(request):
             return None
         with closed_on_error(self.open(request)) as decoder:
-            return (BeamSearch if has_beams else GreedySearch)(decoder, request)
+            return CudaSearch(decoder, request)
 
     def has_beam_graph(self, request: GenerationRequest) -> bool:
         """Return True if a graph can run the beam search of `request`.

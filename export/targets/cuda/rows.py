@@ -30,7 +30,7 @@ class CudaRows:
     """
 
     all_logits = False
-    max_step_tokens = 1
+    places = None
     shrinks = False  # captured graphs have a fixed number of rows
 
     def __init__(self, buffers: Buffers, export: LoadedExport):

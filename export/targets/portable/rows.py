@@ -57,7 +57,7 @@ class PortableRows:
     """
 
     all_logits = True
-    max_step_tokens = None
+    places = None
     shrinks = True
 
     def __init__(self, export: LoadedExport, feeds: dict[str, np.ndarray], rows: int):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from tokenizers import Encoding
 
-from ...errors import TooLong, tokenizer_errors
+from ...errors import TooLong
 from ...heads import HEADS, READS_CHOICES, Task, has_task
 from ...inference.inputs import (
     bucket_by_length,
@@ -15,7 +15,7 @@ from ...inference.inputs import (
     num_positions,
     pad_sequences,
 )
-from ..checks import Pair
+from ..checks import Pair, tokenizer_errors
 from ..text_model import TextModel
 from ..tokenization_spaces import clean_up
 

@@ -35,7 +35,7 @@ class CountingRows:
     """
 
     all_logits = False
-    max_step_tokens = 1
+    places = None
     shrinks = False
     start_search = None
 
