@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import onnxruntime
 
 INITIAL_CAPACITY = 256  # initial capacity in new tokens; doubled when it is full
+NO_TOKEN = -1  # in place of a token that no logits decide
 NOT_FINITE = "some logits are NaN or infinite, expected numbers"
 
 
@@ -47,9 +48,9 @@ class StepLogits:
         return self.values[rows if self.places is None else self.places[rows]]
 
     def most_likely(self, rows: slice) -> np.ndarray:
-        """Return the most likely token of each of `rows`, (R,)."""
+        """Return the `greedy_tokens` of `rows`, (R,)."""
         if self.likeliest is None:
-            self.likeliest = self.values.argmax(axis=1)
+            self.likeliest = greedy_tokens(self.values)
         return self.likeliest[rows if self.places is None else self.places[rows]]
 
     def best(self, rows: slice, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -123,7 +124,7 @@ class TokenSearch:
         is_scored: bool = False,
     ):
         self.options, self.fill = options, options.fill_token_id
-        self.end_tokens = frozenset(options.eos_token_ids)
+        self.end_tokens = frozenset((*options.eos_token_ids, NO_TOKEN))
         self.processors = processors
         self.sampler = Sampler(options) if options.do_sample else None
         self.uniforms = np.array(uniforms or [None] * len(limits), object)
@@ -153,34 +154,35 @@ class TokenSearch:
         tokens = self.choose(values)
         if self.is_scored:
             self.sums += np.where(self.is_finished, 0, token_log_p(values, tokens))
-        tokens = self.append(tokens)
-        if self.is_invalid.any():
-            self.end(self.is_invalid)
-        return tokens, None
+        return self.append(tokens), None
 
     def choose(self, logits: np.ndarray) -> np.ndarray:
-        """Return the next token (G,) of each row of `logits` (G, V)."""
+        """Return the next token (G,) of each row of `logits` (G, V), `NO_TOKEN` for invalid
+        rows."""
         if self.sampler is None:
-            return logits.argmax(axis=1)
+            return greedy_tokens(logits)
         # sampling overwrites the logits
-        tokens = self.sampler(logits.copy() if self.is_scored else logits, self.uniforms)
-        self.is_invalid = tokens < 0
-        return np.where(self.is_invalid, self.fill, tokens)
+        return self.sampler(logits.copy() if self.is_scored else logits, self.uniforms)
 
     def append(self, tokens: np.ndarray) -> np.ndarray:
         """Append `tokens` (G,) to the sequences that are not finished, and return them, with the
-        fill token for the others."""
+        fill token for the others. A sequence with `NO_TOKEN` is invalid."""
         if not self.all_run:
             tokens = np.where(self.running, tokens, self.fill)
+        is_last = self.longest + 1 >= self.next_limit
+        may_end = is_last or not self.end_tokens.isdisjoint(tokens.tolist())
+        if may_end:
+            self.is_invalid = tokens == NO_TOKEN
+            tokens = np.where(self.is_invalid, self.fill, tokens)
         if self.longest == self.tokens.shape[1]:
             self.tokens = widened(self.tokens, 2 * self.longest, self.fill)
         self.tokens[self.places, self.lengths] = tokens
         self.lengths += self.running
         self.longest += 1
         self.ended = []
-        is_last = self.longest >= self.next_limit
-        if is_last or not self.end_tokens.isdisjoint(tokens.tolist()):
-            self.end(is_in(tokens, self.end_tokens) | (self.lengths == self.limits))
+        if may_end:
+            is_last = self.lengths == self.limits
+            self.end(is_in(tokens, self.end_tokens) | is_last | self.is_invalid)
         return tokens
 
     def end(self, ends: np.ndarray) -> None:
@@ -195,6 +197,14 @@ class TokenSearch:
             return tokens, None
         score = self.sums[group] / length**self.options.length_penalty
         return tokens, [float(np.float32(score))]
+
+
+def greedy_tokens(logits: np.ndarray) -> np.ndarray:
+    """Return the token (R,) with the largest logit in each row of `logits` (R, V), `NO_TOKEN` if
+    that logit is not finite. Of equal logits, it is the lowest token. NaN counts as the largest."""
+    tokens = logits.argmax(axis=1)
+    largest = logits[np.arange(len(logits)), tokens]
+    return np.where(np.isfinite(largest), tokens, NO_TOKEN)
 
 
 def token_log_p(logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:

@@ -443,6 +443,39 @@ def test_groups_that_leave_in_any_state_do_not_change_others(exported_for, name,
             assert [actual[place] for place in stay] == [expected[place] for place in stay]
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_beams": 3}, {"do_sample": True}, {"repetition_penalty": 1.3}], ids=str
+)
+@pytest.mark.parametrize("target", ["cpu", "portable"])
+def test_request_with_logits_that_are_not_finite_fails_alone(exported_for, target, options, number):
+    """Before the third token the second of three requests gets `number` among its logits."""
+    client = open_client(exported_for(SEQ2SEQ, target)[1], slots=9)
+    settings = {"max_new_tokens": MAX_NEW_TOKENS, "eos_token_id": [], "seed": 1, **options}
+    jobs = [client.admission.admit([5 + row, 6, 7], settings) for row in range(3)]
+    expected = [result[0].tokens for result in run(client.start(), jobs)]
+    batch = open_batch(client.admission, open_for_workers(client.admission.info, 1))
+    requests = [start_request([job]) for job in jobs]
+    batch.join([part for request in requests for part in request.waiting])
+    next_logits, steps = batch.next_logits, itertools.count()
+
+    def damaged_logits(rows):
+        logits = next_logits(rows)
+        if next(steps) == 2:
+            places = np.arange(len(logits)) if batch.places is None else batch.places
+            logits[np.split(places, 3)[1], 5] = number
+        return logits
+
+    batch.next_logits = damaged_logits
+    while batch.running:
+        batch.step()
+        batch.remove([group for group in batch.running if group.is_finished])
+    assert isinstance(requests[1].error, ValueError)
+    for place in (0, 2):
+        [[result]] = requests[place].results
+        assert requests[place].error is None and result.tokens == expected[place]
+
+
 def test_rows_are_closed_if_their_prompts_cannot_be_read(exported_for, monkeypatch):
     client = open_client(exported_for(DECODER, "portable")[1], slots=2)
     batch, closed = first_batch(client), []
