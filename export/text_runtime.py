@@ -42,7 +42,11 @@ from .text.tasks import (
 from .text.tasks.alignment import aligned_texts
 from .text.tasks.rows import decode_batch
 from .text.tokenization_spaces import CleaningDetokenizer
-from .text.tokenizer_settings import TokenizerSettings, read_tokenizer_settings
+from .text.tokenizer_settings import (
+    TokenizerSettings,
+    read_tokenizer,
+    read_tokenizer_settings,
+)
 
 TOGETHER = 64  # texts that the tokenizer cuts at once
 
@@ -71,23 +75,18 @@ class TextRuntime:
         self.runtime = runtime
         self.info: ExportInfo = runtime.info
         self.path = self.info.directory / "tokenizer.json"
-        content = self.info.read(self.path.name)
-        if content is None:
+        tokenizer = read_tokenizer(self.info)
+        if tokenizer is None:
             raise FileNotFoundError(
                 f"{self.path} is missing: the checkpoint had no tokenizer, so this export takes "
                 f"only ids"
             )
-        with tokenizer_errors(self.path):
-            self.tokenizer = self.target_tokenizer = Tokenizer.from_buffer(content)
-        target = self.info.read(TARGET_TOKENIZER)  # tokenizer of generated texts, if it differs
-        if target is not None:
-            with tokenizer_errors(self.path.with_name(TARGET_TOKENIZER)):
-                self.target_tokenizer = Tokenizer.from_buffer(target)
-        for tokenizer in (self.tokenizer, self.target_tokenizer):
-            tokenizer.no_padding()
-            tokenizer.no_truncation()
+        self.tokenizer = tokenizer
+        # of generated texts, if it differs
+        self.target_tokenizer = read_tokenizer(self.info, TARGET_TOKENIZER) or tokenizer
         self.languages = read_languages(self.info)
         self.lock = threading.Lock()  # protects the tokenizer, whose truncation some tasks change
+        self.has_cut = False  # True once there was a warning of texts that are truncated
         # None of what generates does: there a long text blocks no short one.
         self.may_cut = not self.info.generates
 
@@ -304,10 +303,10 @@ class TextRuntime:
     def sentence_modules(self) -> SentenceModules:
         """The sentence modules of the export; without any, the mean of the token states.
 
-        There is a warning for each of `embedding.pooling_problems` and `embedding.length_problems`.
+        There is a warning for each of `embedding.pooling_problems` and `embedding.text_problems`.
         """
         modules = read_modules(self.info.manifest.get("sentence_modules") or [], self.info)
-        for problem in embedding.pooling_problems(self.info) + embedding.length_problems(self.info):
+        for problem in embedding.pooling_problems(self.info) + embedding.text_problems(self.info):
             warnings.warn(problem, stacklevel=1)
         return modules
 

@@ -331,16 +331,17 @@ class EngineProcess(asyncio.Protocol):
         assert self._transport is not None  # `connect` was called
         self._transport.write(frame(message))
 
-    def is_responsive(self) -> bool:
-        """Return True if the child answers, and ask it for its next sign of life.
-
-        It is False `MAX_SILENCE` seconds after the child has stopped, for example by SIGSTOP. Call
-        it about twice a second.
-        """
+    def ping(self) -> None:
+        """Ask the child for a sign of life, unless it has not answered yet or has exited."""
         if self._asked_at is None and self.error is None:
             self._asked_at = time.monotonic()
             self.send((PING, ""))
-        return self._asked_at is None or time.monotonic() - self._asked_at < MAX_SILENCE
+
+    @property
+    def seconds_silent(self) -> float:
+        """Seconds since a ping that the child has not answered, 0 if it has answered. A child that
+        was stopped, for example by SIGSTOP, is silent."""
+        return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
 
     def data_received(self, data: bytes) -> None:
         self._asked_at = None

@@ -174,6 +174,7 @@ class Frame:
         self.log = log
         self.token = token
         self.running: set[Exchange] = set()
+        self._started = asyncio.Event()  # a request runs
         self._prefix = os.urandom(4).hex()
         self._numbers = itertools.count(1)
         self.metrics.in_flight.set_function(lambda: len(self.running))
@@ -207,6 +208,7 @@ class Frame:
         try:
             self._admit()
             self.running.add(exchange)
+            self._started.set()
             check_encoding(exchange.headers)
             check_origin(exchange.method, exchange.headers, self.settings.cors_origin)
             exchange.until = exchange.started + self.settings.body_timeout
@@ -230,9 +232,15 @@ class Frame:
             if exchange.watcher is not None:
                 exchange.watcher.cancel()
 
+    async def wait(self) -> None:
+        """Wait until a request runs."""
+        if not self.running:
+            self._started.clear()
+            await self._started.wait()
+
     def sweep(self) -> None:
         """Cancel requests that are too late, and watch the clients of long ones. Call it about ten
-        times a second.
+        times a second while requests run.
 
         Timers and a task per request would cost more than a short request.
         """

@@ -22,7 +22,8 @@ class TextModel(Protocol):
     """A model and its tokenizer.
 
     `path` is tokenizer.json, and `lock` protects the tokenizer's truncation. `runtime` has
-    `max_tokens` and `outputs`, as `Runtime`.
+    `max_tokens` and `outputs`, as `Runtime`. `has_cut` is True once there was a warning of texts
+    that are truncated.
     """
 
     info: ExportInfo
@@ -30,6 +31,7 @@ class TextModel(Protocol):
     path: Path
     tokenizer: Tokenizer
     lock: threading.Lock
+    has_cut: bool
 
     @property
     def tokenizer_settings(self) -> TokenizerSettings: ...

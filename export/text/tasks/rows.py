@@ -1,6 +1,7 @@
 """Texts to rows of tokens, and rows of similar length through the model together."""
 
 import reprlib
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,12 +25,13 @@ MAX_WINDOWS = 2000  # of a text in a request
 
 class Cut(NamedTuple):
     """The truncation of texts to `longest` tokens. `strategy` selects the part of a pair that is
-    cut. `stride` is the number of tokens that windows of one text share. `side` is the tokenizer's
-    by default. If it `rejects`, a longer text is an error instead."""
+    cut. `side` is the tokenizer's by default. If it `rejects`, a longer text is an error instead.
+    With `stride`, nothing is lost: windows of one text follow, which share that number of tokens.
+    """
 
     longest: int
     strategy: str = "longest_first"
-    stride: int = 0
+    stride: int | None = None
     side: str | None = None
     rejects: bool = False
 
@@ -68,13 +70,14 @@ def encode_texts(
     runtime: TextModel, texts: Sequence[str | Pair], cut: Cut | None = None
 ) -> list[Encoding]:
     """Return the encoding of each text, with special tokens. With `cut`, it is the first window;
-    `overflowing` has the others. Raises TooLong if `cut` rejects a text."""
+    `overflowing` has the others. There is one warning of texts that are truncated. Raises TooLong
+    if `cut` rejects a text."""
     tokenizer = runtime.tokenizer
     with runtime.lock, tokenizer_errors(runtime.path):
         if cut is not None and not cut.rejects:
             side = cut.side or runtime.tokenizer_settings.truncation_side
             tokenizer.enable_truncation(
-                cut.longest, strategy=cut.strategy, stride=cut.stride, direction=side
+                cut.longest, strategy=cut.strategy, stride=cut.stride or 0, direction=side
             )
         try:
             rows = tokenizer.encode_batch(list(texts))
@@ -82,7 +85,21 @@ def encode_texts(
             tokenizer.no_truncation()
     if cut is not None:
         cut.fits(max((len(row.ids) for row in rows), default=0))
+        if any(len(row.ids) == cut.longest and row.overflowing for row in rows):
+            warn_of_cut(runtime, cut)
     return rows
+
+
+def warn_of_cut(runtime: TextModel, cut: Cut) -> None:
+    """Warn that `cut` has truncated a text, once for each runtime."""
+    if runtime.has_cut or cut.stride is not None:
+        return
+    runtime.has_cut = True
+    seen = f"a text for {runtime.info.directory} has too many tokens"
+    warnings.warn(
+        f"{seen}, expected at most {cut.longest}: it is cut, as longer texts after it are",
+        stacklevel=2,
+    )
 
 
 def decode(runtime: TextModel, ids: Sequence[int], skip_special_tokens: bool) -> str:
