@@ -93,8 +93,8 @@ def test_generation_with_relative_positions_equals_transformers(
 ):
     """Cover growing caches and a logits processor on the host, too."""
     for module in ("rows", "slots"):
-        name = f"vanilla_transformer_export.targets.cpu.{module}.INITIAL_CAPACITY"
-        monkeypatch.setattr(name, 5)
+        path = f"vanilla_transformer_export.targets.cpu.{module}.INITIAL_CAPACITY"
+        monkeypatch.setattr(path, 5)
     model, directory = exported_for(name, target)
     runtime = Runtime(directory, device="cpu")
     for seed in range(3):
