@@ -24,6 +24,7 @@ from .inference.inputs import pad_sequences
 from .inference.logits import row_seeds
 from .inference.options import Options, special_token
 from .runtime import Runtime
+from .specs.alignment import ROLE as ALIGNMENT
 from .text.checks import check_flags, check_texts, check_unicode, tokenizer_errors, with_names
 from .text.detokenizer import Detokenizer, TokenNames
 from .text.languages import Choice, read_languages, sentence_languages
@@ -163,7 +164,7 @@ class TextRuntime:
         rows, checked = self.checked_rows(texts, src_lang, tgt_lang, options, seeds)
         prefixes = self.prefixes(target_prefix, len(rows))
         results = self.generate_rows(
-            rows, prefixes, checked, seeds=seeds, is_aligned=return_alignments
+            rows, prefixes, checked, seeds=seeds, are_aligned=[return_alignments] * len(rows)
         )
         if not return_alignments:
             return self.decode([result.tokens for result in results])
@@ -215,7 +216,7 @@ class TextRuntime:
         options: Sequence[Options],
         is_scored: bool = False,
         seeds: Sequence[int] | None = None,
-        is_aligned: bool = False,
+        are_aligned: Sequence[bool] | None = None,
     ) -> list[Generated]:
         """Return the B * N results for `rows` of token ids, with scores or alignments if these are
         asked for.
@@ -239,7 +240,11 @@ class TextRuntime:
                 starts = np.array([self.first_tokens(shared) + prefixes[row] for row in indices])
             of_rows = None if seeds is None else [seeds[row] for row in indices]
             inputs = self.runtime.inputs(ids, mask, starts, shared, is_scored, of_rows)
-            inputs = [dataclasses.replace(row, is_aligned=is_aligned) for row in inputs]
+            if are_aligned is not None:
+                inputs = [
+                    dataclasses.replace(checked, is_aligned=are_aligned[row])
+                    for row, checked in zip(indices, inputs, strict=True)
+                ]
             sequences = self.runtime.sequences(inputs)
             for row, checked, results in zip(indices, inputs, sequences, strict=True):
                 prefix = checked.prompt[1:] if checked.source else []
@@ -309,6 +314,19 @@ class TextRuntime:
         for problem in embedding.pooling_problems(self.info) + embedding.text_problems(self.info):
             warnings.warn(problem, stacklevel=1)
         return modules
+
+    @functools.cached_property
+    def aligns_markup(self) -> bool:
+        """True if markup in sentences is put around the words that theirs became. Without an
+        alignment graph it is False, with a warning."""
+        aligns = ALIGNMENT in self.info.specs
+        if not aligns:
+            warnings.warn(
+                f"{self.info.directory} has no alignment graph, so each text between two tags is "
+                "translated as a sentence: export again with --target cpu",
+                stacklevel=1,
+            )
+        return aligns
 
     @functools.cached_property
     def special_ids(self) -> frozenset[int]:

@@ -8,8 +8,7 @@ scripts without spaces it is a token.
 import re
 import unicodedata
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,33 +20,43 @@ NO_SPACES = re.compile(
     "\U00020000-\U0003ffff]"
 )
 
+RUNS = re.compile(r"\w+|[^\w\s]")  # words without their marks, and other characters
+
 
 def words(text: str, tokens: Collection[Span]) -> list[Span]:
     """Return the spans of the words in `text`. `tokens` are the spans of its tokens, at which words
     of scripts without spaces are cut."""
+    spans: list[Span] = []
+    is_open = False  # the last span is that of a word, which may go on
+    for match in RUNS.finditer(text):
+        start, end = match.span()
+        is_word = is_of_word(text[start])
+        if is_word and is_open and spans[-1][1] == start:
+            start = spans.pop()[0]
+        spans.append((start, end))
+        is_open = is_word
+    if not NO_SPACES.search(text):
+        return spans
     cuts = {place for span in tokens for place in span}
-    spans = []
-    start = 0
-    for kind, run in groupby(text, character_kind):
-        end = start + len(list(run))
-        if kind == "mark":
-            spans += [(place, place + 1) for place in range(start, end)]
-        elif kind == "word":
-            is_cut = NO_SPACES.search(text, start, end)
-            places = sorted(cuts & {*range(start + 1, end)}) if is_cut else []
-            spans += zip([start, *places], [*places, end])
-        start = end
-    return spans
+    return [piece for span in spans for piece in cut_span(text, span, cuts)]
 
 
-def character_kind(character: str) -> str:
-    """Return "word" for letters, digits, the marks on them and joiners, "space" for white space,
-    and else "mark"."""
-    if character.isalnum() or character == "_":
-        return "word"
-    if character.isspace():
-        return "space"
-    return "word" if unicodedata.category(character) in ("Mn", "Mc", "Cf") else "mark"
+def is_of_word(character: str) -> bool:
+    """Return True for letters, digits, the marks on them and joiners."""
+    return (
+        character.isalnum()
+        or character == "_"
+        or unicodedata.category(character) in ("Mn", "Mc", "Cf")
+    )
+
+
+def cut_span(text: str, span: Span, cuts: set[int]) -> list[Span]:
+    """Return the pieces of a word, which is cut at `cuts` if it is of a script without spaces."""
+    if not NO_SPACES.search(text, *span):
+        return [span]
+    start, end = span
+    places = sorted(cuts & {*range(start + 1, end)})
+    return [*zip([start, *places], [*places, end])]
 
 
 def shares(tokens: Sequence[Span], spans: Sequence[Span]) -> np.ndarray:
@@ -116,3 +125,20 @@ def align_words(
     source, target = (words(text, spans) for text, spans in zip(texts, tokens))
     of_source, of_target = shares(tokens[0], source), shares(tokens[1], target)
     return Alignment(texts[1], source, target, word_weights(weights, of_source, of_target))
+
+
+def diagonal_alignment(source: str, target: str) -> Alignment:
+    """Return the alignment of words in their order: of a text that was copied, each with itself."""
+    spans = words(source, ()), words(target, ())
+    weights = np.zeros((len(spans[1]), len(spans[0])), np.float32)
+    if weights.size:
+        places = np.rint(np.linspace(0, len(spans[0]) - 1, len(spans[1]))).astype(int)
+        weights[range(len(spans[1])), places] = 1
+    return Alignment(target, *spans, weights)
+
+
+def shifted(alignment: Alignment, source: int, target: int) -> Alignment:
+    """Return `alignment` with spans in texts that begin `source` and `target` characters before."""
+    spans = ((alignment.source, source), (alignment.target, target))
+    moved = [[(start + by, end + by) for start, end in group] for group, by in spans]
+    return replace(alignment, source=moved[0], target=moved[1])

@@ -55,6 +55,10 @@ class Translator(TextModel, Protocol):
         """Return an incremental detokenizer for one row of tokens."""
 
     @property
+    def aligns_markup(self) -> bool:
+        """True if markup in sentences is put around the words that theirs became."""
+
+    @property
     def sentence_languages(self) -> dict[str | None, str]: ...
 
     def rows(self, texts: list[str], src_lang: Choice = None) -> list[list[int]]:
@@ -79,6 +83,6 @@ class Translator(TextModel, Protocol):
         options: Sequence[Options],
         *,
         seeds: Sequence[int] | None = None,
-        is_aligned: bool = False,
+        are_aligned: Sequence[bool] | None = None,
     ) -> list[Generated]:
-        """Return the result of each of `rows`."""
+        """Return the result of each of `rows`, with its alignment where `are_aligned` is true."""

@@ -5,6 +5,7 @@ import contextlib
 import copy
 import dataclasses
 import json
+import re
 from urllib.error import HTTPError
 
 import httpx
@@ -254,18 +255,46 @@ def test_alternatives_are_next_best_beams(client, alone):
     assert one["translatedText"] == alone.translate(sentences[:1])[0]
 
 
-def test_html_is_translated_between_its_tags(client, alone):
-    html = '<p class="a">w5 w6 <b>w30</b> &amp; W7.\n <code>w8</code><!-- w9 --></p>'
-    parts = alone.translate(["w5 w6", "w30", "& W7."])
-    expected = '<p class="a">{} <b>{}</b> {}\n <code>w8</code><!-- w9 --></p>'.format(
-        *(each.replace("&", "&amp;") for each in parts)
+HTML = (
+    '<p class="a">w5 w6 <b>w30</b> &amp; W7.\n <code>w8</code> w9 <i>w20<br>w21</i><!-- w9 --></p>'
+)
+
+
+def test_html_matches_translate(client, alone):
+    [expected] = alone.translate([HTML], markup="html")
+    assert answer(client, {"q": HTML, "format": "html"}) == {"translatedText": expected}
+    actual = answer(client, {"q": [HTML, "<br>", "", "<p>7"], "format": "html", "alternatives": 1})
+    assert actual["translatedText"] == [expected, "<br>", "", "<p>7"]
+
+
+def test_html_has_alternatives(client):
+    """Without tags they are those of the text without tags."""
+    text = "w5 w6 w30 . W7 w9 ."
+    html = "w5 <b>w6 <i>w30</i> .</b> W7 <u>w9 .</u>"
+    plain = answer(client, {"q": text, "alternatives": 3})
+    marked = answer(client, {"q": html, "alternatives": 3, "format": "html"})
+    assert re.sub("<.*?>", "", marked["translatedText"]) == plain["translatedText"]
+    texts = [re.sub("<.*?>", "", other) for other in marked["alternatives"]]
+    assert len(texts) > 1 and [*dict.fromkeys(texts)] == plain["alternatives"]
+    assert all(
+        sorted(re.findall("<.*?>", other)) == sorted(re.findall("<.*?>", html))
+        for other in marked["alternatives"]
     )
-    assert answer(client, {"q": html, "format": "html", "alternatives": 2}) == {
-        "translatedText": expected,
-        "alternatives": [],
-    }
-    actual = answer(client, {"q": [html, "<br>", ""], "format": "html", "alternatives": 1})
-    assert actual == {"translatedText": [expected, "<br>", ""], "alternatives": [[], [], []]}
+
+
+def test_placeholders_are_kept(client, alone):
+    text = "w5 {name} w6 %s. W7 Ada w9"
+    for keep in (True, ["{name}", "%s", "Ada"]):
+        actual = answer(client, {"q": text, "keep": keep})["translatedText"]
+        assert actual == alone.translate([text], keep=keep)[0]
+        assert "{name}" in actual and "%s" in actual and ("Ada" in actual) == (keep is not True)
+    html = answer(client, {"q": f"<p>{text}</p>", "keep": True, "format": "html"})
+    assert "{name}" in html["translatedText"]
+    form = client.post("/translate", data={"q": text, **ENGLISH, "keep": "true"}).json()
+    assert form == {"translatedText": alone.translate([text], keep=True)[0]}
+    for keep in ("{name}", [1], ["x"] * 101, [""]):
+        result = client.post("/translate", json={"q": text, **ENGLISH, "keep": keep})
+        assert "keep" in error_message(result)
 
 
 def test_long_texts_match_translate(client, alone):
@@ -452,7 +481,8 @@ def test_sentences_are_split_in_the_language_of_the_text(alone, monkeypatch):
     def count(splitting, src_lang):
         return sum(
             part.is_sentence
-            for part in split_text(alone, text, splitting.in_language(alone, src_lang))
+            for segment in split_text(alone, text, splitting.in_language(alone, src_lang))
+            for part in segment.parts
         )
 
     assert [count(Splitting(), name) for name in (None, "eng_Latn", "spa_Latn")] == [1, 1, 2]

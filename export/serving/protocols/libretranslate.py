@@ -10,12 +10,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from ...errors import RequestError, TooLong, nearest
+from ...errors import RequestError, nearest
 from ...text.languages import Direction, language_name
-from ...text.tasks.translation import Splitting
+from ...text.tasks.translation import HTML, Splitting
 from ..models import ServedModel
-from ..translation.html_text import TextRun, replace_runs, text_runs
-from ..translation.translator import MAX_SENTENCES, call_off_loop, translate
+from ..translation.translator import call_off_loop, translate
 from .protocol import (
     Items,
     Protocol,
@@ -29,6 +28,7 @@ AUTO = "auto"
 NO_LIMIT = -1
 # milliseconds that LibreTranslate's page waits after a key press, by default
 FRONTEND_TIMEOUT = 500
+MAX_KEPT = 100  # texts that stay unchanged
 MAX_FORM_FIELDS = 1000  # Starlette's limit of a multipart form
 MAX_UNKNOWN_FIELDS = 20  # that are compared with the known ones
 MAX_LISTED_PAIRS = 10  # pairs of languages in an error
@@ -77,6 +77,13 @@ class Translation(BaseModel):
     )
     copy_letterless: bool = Field(
         True, description="copy sentences without letters, such as 12:30 or ***"
+    )
+    keep: bool | Annotated[list[str], Field(max_length=MAX_KEPT)] | None = Field(
+        None,
+        description=(
+            "texts that stay unchanged in the translation, or true for placeholders such as {name} "
+            "and %s, and addresses; needs a model with word alignments"
+        ),
     )
     api_key: str | None = Field(None, description="token of the server, if it requires one")
     model: str | None = Field(
@@ -128,7 +135,7 @@ async def translate_texts(request: Request) -> JSONResponse:
     """Translate a text or a list of texts of any length, sentence by sentence.
 
     Translations are in the order of the texts. A blank text is returned unchanged. With the format
-    "html", only the text between tags is translated, and there are no alternatives."""
+    "html" only text is translated, and tags inside a sentence stay around their words."""
     body = await read_body(request)
     if not body.q:
         raise RequestError(
@@ -139,11 +146,9 @@ async def translate_texts(request: Request) -> JSONResponse:
     check_counts(request, model, body)
     texts = [body.q] if isinstance(body.q, str) else body.q
     count = body.alternatives + 1
-    splitting = Splitting(copy_letterless=body.copy_letterless, language=direction.source)
-    if body.format == "html":
-        translations = await translate_html(model, direction, texts, splitting)
-    else:
-        translations = await translate_plain(model, direction, texts, count, splitting)
+    markup = HTML if body.format == HTML else None
+    splitting = Splitting(True, body.copy_letterless, direction.source, markup, body.keep)
+    translations = await translate_items(model, direction, texts, count, splitting)
     return JSONResponse(response_fields(body, direction, translations), headers=warnings(body))
 
 
@@ -197,15 +202,15 @@ def response_fields(
     )
 
 
-async def translate_plain(
+async def translate_items(
     model: ServedModel, direction: Direction, texts: list[str], count: int, splitting: Splitting
 ) -> list[list[str]]:
-    """Return `count` translations of each plain text, best first. The only result of a blank text
-    is that text.
+    """Return `count` translations of each text, best first. The only result of a blank text is that
+    text.
 
     For `count` above 1, beam search has `count` beams, or the model's number of beams if that is
-    larger. `splitting` says how texts are split into sentences. `direction` has the source and
-    target language.
+    larger. `splitting` says how texts are split into sentences, and their markup. `direction` has
+    the source and target language.
     """
     translations = [[text] for text in texts]
     indices = [index for index, text in enumerate(texts) if text.strip()]
@@ -221,36 +226,6 @@ async def translate_plain(
         for index, outputs in zip(indices, translated):
             translations[index] = outputs
     return translations
-
-
-async def translate_html(
-    model: ServedModel, direction: Direction, texts: list[str], splitting: Splitting
-) -> list[list[str]]:
-    """Return [translation] of each HTML text, in which the text between tags is translated.
-
-    `direction` has the source and target language. `splitting` says how texts are split into
-    sentences.
-    """
-    size = sum(map(len, texts))
-    runs = await call_off_loop(size, find_text_runs, texts)
-    translated = await translate_plain(
-        model, direction, [run.text for group in runs for run in group], 1, splitting
-    )
-    rest = iter(translated)
-    replacements = [[next(rest)[0] for _ in group] for group in runs]
-    return await call_off_loop(
-        size, lambda: [[replace_runs(*args)] for args in zip(texts, runs, replacements)]
-    )
-
-
-def find_text_runs(texts: list[str]) -> list[list[TextRun]]:
-    """Return the texts between tags of each HTML text. Raises TooLong for more than `MAX_SENTENCES`
-    in total."""
-    runs = [text_runs(text) for text in texts]
-    count = sum(map(len, runs))
-    if count > MAX_SENTENCES:
-        raise TooLong(f"the HTML has {count} texts between tags, expected at most {MAX_SENTENCES}")
-    return runs
 
 
 # ----------------------------------------------------------------------------------------- the body

@@ -9,7 +9,7 @@ from typing import Any
 from ...engine.inputs import Admission, Generated, GenerationInput
 from ...errors import TooLong
 from ...inference.options import Options
-from ...text.tasks.translation import Plan, Splitting, make_plan, tokenize
+from ...text.tasks.translation import Plan, Splitting, align_plan, make_plan, tokenize
 from ..models import ServedModel
 
 MAX_INLINE_CHARACTERS = 1000  # about 1 ms of tokenization; longer work leaves the event loop
@@ -45,7 +45,7 @@ async def translate(
     )
     answers = await model.scheduler.generate(inputs) if inputs else []
     num_results = options.get("num_return_sequences") or 1
-    return await call_off_loop(size, join_translations, model, plan, answers, num_results)
+    return await call_off_loop(size, join_translations, model, plan, inputs, answers, num_results)
 
 
 async def call_off_loop(num_characters: int, function: Callable, *args: Any) -> Any:
@@ -85,9 +85,10 @@ def plan_inputs(
     check_sentences(plan.sentences, model.admission.slot_size.source)
     fitting = fit_slot(plan.options[0], model.admission)  # of all texts: they have one language
     rows = tokenize(model.runtime, plan)
-    admit = model.admission.admit
+    columns = zip(rows, plan.places, plan.are_divided, strict=True)
     return plan, [
-        admit(row, fitting, place=place) for row, place in zip(rows, plan.places, strict=True)
+        dataclasses.replace(model.admission.admit(row, fitting, place=place), is_aligned=is_divided)
+        for row, place, is_divided in columns
     ]
 
 
@@ -119,15 +120,20 @@ def check_characters(name: str, sizes: Iterable[int], max_tokens: int) -> None:
 
 
 def join_translations(
-    model: ServedModel, plan: Plan, answers: Sequence[Sequence[Generated]], num_results: int
+    model: ServedModel,
+    plan: Plan,
+    inputs: Sequence[GenerationInput],
+    answers: Sequence[Sequence[Generated]],
+    num_results: int,
 ) -> list[list[str]]:
     """Return `num_results` translations of each text. The first joins the first result of each
     sentence, and so on.
 
-    `answers` has `num_results` results for each sentence of `plan` to translate.
+    `answers` has `num_results` results for each of `inputs`, the sentences of `plan` to translate.
     """
-    decoded = model.runtime.decode([answer.tokens for group in answers for answer in group])
-    return [
-        list(group)
-        for group in zip(*(plan.join(decoded[index::num_results]) for index in range(num_results)))
+    rows = [list(sentence.source or ()) for sentence in inputs]
+    joined = [
+        plan.join(align_plan(model.runtime, plan, rows, [results[index] for results in answers]))
+        for index in range(num_results)
     ]
+    return [list(group) for group in zip(*joined)]

@@ -1,12 +1,11 @@
 """Word alignments of generated texts: which words of a source each word came from."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
 from ...engine.inputs import Generated
-from ..alignments import Alignment, Span, align_words, words
+from ..alignments import Alignment, Span, align_words, shifted
 from ..text_model import Translator
 from ..token_spans import source_spans, target_spans
 
@@ -73,25 +72,8 @@ def aligned_texts(
     ]
     aligned = align_sentences(runtime, sentences)
     return [
-        replace(
-            alignment, source=[(start + before, end + before) for start, end in alignment.source]
-        )
+        shifted(alignment, before, 0)
         for alignment, (*_, before) in zip(aligned, sentences, strict=True)
-    ]
-
-
-def copied_words(text: str) -> list[tuple[Span, Span]]:
-    """Return the alignment of a text that was copied: each word with itself."""
-    return [(span, span) for span in words(text, ())]
-
-
-def shifted(
-    pairs: Sequence[tuple[Span, Span]], source: int, target: int
-) -> list[tuple[Span, Span]]:
-    """Return `pairs` of spans in texts that begin at the characters `source` and `target`."""
-    return [
-        ((one[0] + source, one[1] + source), (other[0] + target, other[1] + target))
-        for one, other in pairs
     ]
 
 

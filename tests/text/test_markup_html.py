@@ -7,16 +7,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vanilla_transformer_export.serving.translation.html_text import replace_runs, text_runs
+from vanilla_transformer_export.text.markup import MarkedText
+from vanilla_transformer_export.text.markup_html import html_texts
 
 
 def texts(html):
-    return [run.text for run in text_runs(html)]
+    """The texts between two tags."""
+    return [
+        part.text for part in html_texts(html, is_aligned=False) if isinstance(part, MarkedText)
+    ]
+
+
+def replace(html, function, is_aligned=False):
+    """Return `html` with the result of `function(number, text)` for each text."""
+    parts = html_texts(html, is_aligned)
+    number = 0
+    for place, part in enumerate(parts):
+        if isinstance(part, MarkedText):
+            parts[place] = part.translated(function(number, part.text), [])
+            number += 1
+    return "".join(parts)
 
 
 def uppercase(html):
-    runs = text_runs(html)
-    return replace_runs(html, runs, [run.text.upper() for run in runs])
+    return replace(html, lambda number, text: text.upper())
+
+
+def unchanged(html):
+    return replace(html, lambda number, text: text)
 
 
 @pytest.mark.parametrize(
@@ -77,16 +95,13 @@ def uppercase(html):
 )
 def test_text_between_tags_is_replaced(html, expected):
     assert uppercase(html) == expected
-    runs = text_runs(html)
-    assert replace_runs(html, runs, [run.text for run in runs]) == html
+    assert unchanged(html) == html
 
 
 def test_replacement_text_is_escaped():
     html = "<p>a &quot; b</p>"
-    assert (
-        replace_runs(html, text_runs(html), ["""<script> & "'"""])
-        == "<p>&lt;script&gt; &amp; &quot;'</p>"
-    )
+    changed = replace(html, lambda *_: """<script> & "'""")
+    assert changed == "<p>&lt;script&gt; &amp; &quot;'</p>"
 
 
 TAGS = st.sampled_from(["p", "b", "span", "div", "li", "td", "a"])
@@ -150,21 +165,18 @@ BROKEN = st.lists(
 
 @given(st.one_of(DOCUMENTS, BROKEN))
 def test_unchanged_text_keeps_html_byte_for_byte(html):
-    runs = text_runs(html)
-    assert replace_runs(html, runs, [run.text for run in runs]) == html
+    assert unchanged(html) == html
 
 
 @given(st.one_of(DOCUMENTS, BROKEN))
 def test_changed_text_keeps_markup(html):
     """The new text is found again, in the same places."""
-    runs = text_runs(html)
-    changed = replace_runs(html, runs, [f"<{number}> & é" for number in range(len(runs))])
-    assert [run.text for run in text_runs(changed)] == [
-        f"<{number}> & é" for number in range(len(runs))
-    ]
-    rest = [html[run.end : after.start] for run, after in zip(runs, runs[1:])]
-    parsed = text_runs(changed)
-    assert [changed[run.end : after.start] for run, after in zip(parsed, parsed[1:])] == rest
+    changed = replace(html, lambda number, _: f"<{number}> & é")
+    assert texts(changed) == [f"<{number}> & é" for number in range(len(texts(html)))]
+    rest = [part for part in html_texts(html, False) if isinstance(part, str)]
+    assert "".join(part for part in html_texts(changed, False) if isinstance(part, str)) == "".join(
+        rest
+    )
 
 
 class TextParser(HTMLParser):
