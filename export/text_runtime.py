@@ -41,8 +41,7 @@ from .text.tasks import (
     translation,
 )
 from .text.tasks.alignment import aligned_texts
-from .text.tasks.rows import decode_batch
-from .text.tokenization_spaces import CleaningDetokenizer
+from .text.tokenization_spaces import CleaningDetokenizer, clean_up
 from .text.tokenizer_settings import (
     TokenizerSettings,
     read_tokenizer,
@@ -415,9 +414,12 @@ class TextRuntime:
             )
         return [encoding.ids for encoding in self.encode(texts, False, self.target_tokenizer)]
 
-    def decode(self, rows: list[list[int]]) -> list[str]:
-        """Return the text of each row of token ids, without special tokens."""
-        return decode_batch(self, rows, skip_special_tokens=True)
+    def decode(self, rows: list[list[int]], skip_special_tokens: bool = True) -> list[str]:
+        """Return the text of each row of token ids, the same as `AutoTokenizer.batch_decode`.
+        `skip_special_tokens` leaves out tokens such as the end token."""
+        with tokenizer_errors(self.path):
+            texts = self.tokenizer.decode_batch(rows, skip_special_tokens=skip_special_tokens)
+        return [clean_up(text) for text in texts] if self.tokenizer_settings.cleans_up else texts
 
     def encode(
         self, texts: list[str], special_tokens: bool, tokenizer: Tokenizer | None = None

@@ -1,6 +1,7 @@
 """The models that are served, by name. Each is loaded while requests need it."""
 
 import asyncio
+import functools
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
@@ -269,7 +270,7 @@ class ServedModel:
     def has_task(self, task: Task) -> bool:
         return has_task(self.architecture, task)
 
-    @property
+    @functools.cached_property
     def translates(self) -> bool:
         return self.has_task(TRANSLATE)
 
