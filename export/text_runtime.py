@@ -16,7 +16,7 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from .engine.inputs import Generated, check_options, with_targets
-from .errors import UsageError, tokenizer_errors
+from .errors import UsageError
 from .inference import options as option_fields
 from .inference.config import VISION
 from .inference.export_info import MANIFEST, TARGET_TOKENIZER, ExportInfo, json_object
@@ -25,10 +25,9 @@ from .inference.logits import row_seeds
 from .inference.options import Options, special_token
 from .runtime import Runtime
 from .specs.alignment import ROLE as ALIGNMENT
-from .text.checks import check_texts, check_unicode, with_names
+from .text.checks import check_texts, check_unicode, tokenizer_errors, with_names
 from .text.detokenizer import Detokenizer, TokenNames
-from .text.language_pairs import sentence_languages
-from .text.languages import Choice, read_languages
+from .text.languages import Choice, read_languages, sentence_languages
 from .text.sentence_modules import SentenceModules, read_modules
 from .text.tasks import (
     classification,
@@ -42,8 +41,7 @@ from .text.tasks import (
     translation,
 )
 from .text.tasks.alignment import Aligning, aligned_texts
-from .text.tasks.rows import decode_batch
-from .text.tokenization_spaces import CleaningDetokenizer
+from .text.tokenization_spaces import CleaningDetokenizer, clean_up
 from .text.tokenizer_settings import (
     TokenizerSettings,
     read_tokenizer,
@@ -437,9 +435,12 @@ class TextRuntime:
             )
         return [encoding.ids for encoding in self.encode(texts, False, self.target_tokenizer)]
 
-    def decode(self, rows: list[list[int]]) -> list[str]:
-        """Return the text of each row of token ids, without special tokens."""
-        return decode_batch(self, rows, skip_special_tokens=True)
+    def decode(self, rows: list[list[int]], skip_special_tokens: bool = True) -> list[str]:
+        """Return the text of each row of token ids, the same as `AutoTokenizer.batch_decode`.
+        `skip_special_tokens` leaves out tokens such as the end token."""
+        with tokenizer_errors(self.path):
+            texts = self.tokenizer.decode_batch(rows, skip_special_tokens=skip_special_tokens)
+        return [clean_up(text) for text in texts] if self.tokenizer_settings.cleans_up else texts
 
     def encode(
         self, texts: list[str], special_tokens: bool, tokenizer: Tokenizer | None = None

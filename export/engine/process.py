@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 from .groups import start_request
-from .inputs import Activity, GenerationInput, Update
-from .limits import Admission, shutting_down
+from .inputs import Activity, Admission, GenerationInput, Update
+from .limits import shutting_down
 from .loop import SWITCH_INTERVAL, Engine, Observe, Receive
 from .model import open_export
 from .queue import ClientRequest
@@ -141,11 +141,11 @@ class Outbox:
         receive = functools.partial(self.receive, number)
         self.requests[number] = request = start_request(inputs, receive, streams, arrived_at)
         self.num_rows_received += request.num_rows
-        self.engine.add(request)
+        self.engine.queue.put(request)
 
     def cancel(self, number: int) -> None:
         if (request := self.requests.pop(number, None)) is not None:
-            self.engine.cancel(request)
+            self.engine.queue.cancel(request)
         self.flush()
 
     # What workers do.
@@ -436,12 +436,14 @@ class ProcessEngine:
     def start(self, observe: Observe) -> None:
         self.observe = observe
 
-    def put(self, inputs: Sequence[GenerationInput], receive: Receive, streams: bool) -> int:
+    def put(
+        self, inputs: Sequence[GenerationInput], receive: Receive, streams: bool
+    ) -> Callable[[], None]:
         number = next(self.numbers)
         self.process.send(("put", self.name, number, inputs, streams, time.perf_counter()))
         self.receivers[number] = receive
         self.num_rows_sent += sum(row.num_rows for row in inputs)
-        return number
+        return functools.partial(self.cancel, number)
 
     def cancel(self, number: int) -> None:
         if self.receivers.pop(number, None) is not None and self.process.error is None:

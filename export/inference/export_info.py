@@ -63,7 +63,7 @@ class ExportInfo:
     dtype: str = ""
     specs: dict[str, GraphSpec] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def architecture(self) -> str:
         """The name of the checkpoint's model class."""
         return self.manifest["architecture"]
@@ -79,7 +79,7 @@ class ExportInfo:
         role = self.manifest.get("step")
         return role if role in self.specs else None
 
-    @property
+    @cached_property
     def generates(self) -> bool:
         """True if the model generates tokens."""
         return "decoder" in self.specs

@@ -16,15 +16,15 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from ..engine.encoder import EncoderScheduler
-from ..engine.limits import Admission, Arrangement, arrange_workers
-from ..engine.loop import SWITCH_INTERVAL, Client, ClientEngine, Engine, Observe
+from ..engine.inputs import Admission
+from ..engine.limits import Arrangement, arrange_workers
+from ..engine.loop import SWITCH_INTERVAL, Client, Engine, Observe
 from ..engine.model import check_threads, find_target, open_export, weight_bytes
-from ..engine.process import MAX_SILENCE, EngineProcess, share_heap
+from ..engine.process import MAX_SILENCE, EngineProcess, ProcessEngine, share_heap
 from ..errors import UsageError
 from ..inference.devices import available_cpus
 from ..inference.export_info import TOKENIZERS, ExportInfo, json_object
-from ..text.language_pairs import read_directions
-from ..text.languages import read_languages
+from ..text.languages import read_directions, read_languages
 from ..text_runtime import TextRuntime, open_runtime
 from . import page
 from .app import create_app
@@ -120,7 +120,7 @@ async def open_model(
     if plan.admission is None:
         return await open_encoder(source, plan, settings, observe)
     runtime = await in_thread(functools.partial(TextRuntime.around, plan.admission))
-    engine: ClientEngine
+    engine: Engine | ProcessEngine
     free: Callable[[], Awaitable[None]]
     if process is not None:
         sizes, directory = slot_sizes(plan.arrangement, settings), str(plan.info.directory)

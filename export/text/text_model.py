@@ -42,6 +42,10 @@ class TextModel(Protocol):
     def encode(self, texts: list[str], special_tokens: bool) -> list[Encoding]:
         """Return the encoding of each text, with or without special tokens."""
 
+    def decode(self, rows: list[list[int]], skip_special_tokens: bool = True) -> list[str]:
+        """Return the text of each row of token ids, the same as `AutoTokenizer.batch_decode`.
+        `skip_special_tokens` leaves out tokens such as the end token."""
+
 
 class Translator(TextModel, Protocol):
     """A model that translates: texts become rows of token ids, and rows become texts."""
@@ -68,9 +72,6 @@ class Translator(TextModel, Protocol):
 
     def encodings(self, texts: list[str], special_tokens: bool) -> Iterator[Encoding]:
         """Yield the encodings of `texts`, with or without special tokens."""
-
-    def decode(self, rows: list[list[int]]) -> list[str]:
-        """Return the text of each row of token ids, without special tokens."""
 
     def target_options(
         self, tgt_lang: Choice, count: int, options: dict[str, Any]

@@ -6,8 +6,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ..errors import tokenizer_errors
 from ..inference.export_info import TOKENIZERS, ExportInfo
+from .checks import tokenizer_errors
 from .tokenization_spaces import cleans_up
 
 NO_LIMIT = 10**9  # tokens; transformers writes 10**30 for a tokenizer without a limit

@@ -13,15 +13,15 @@ from tokenizers import Encoding
 
 from ... import __version__
 from ...engine.encoder import MAX_CALLS, max_row_length
-from ...errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError, tokenizer_errors
+from ...errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError
 from ...heads import CLASSIFY, CLASSIFY_IMAGES, MAX_CHARACTERS
-from ...text.checks import Pair
+from ...text.checks import Pair, tokenizer_errors
 from ...text.model_facts import model_facts
 from ...text.scores import identity, probability_function
 from ...text.sentence_modules import normalize, read_poolings
 from ...text.tasks import embedding, reranking
 from ...text.tasks.classification import label_rows, sentence_config
-from ...text.tasks.rows import Cut, Row, decode_batch, encode_texts
+from ...text.tasks.rows import Cut, Row, encode_texts
 from ...text.tasks.sparse_embedding import sparse_vectors
 from ...text_runtime import TextRuntime
 from ..encoder_runtime import max_batch_tokens
@@ -243,7 +243,7 @@ async def decode_ids(request: Request, body: DecodeRequest) -> Response:
             f"ids is {short_repr(body.ids)}, expected token ids or a list of lists of token ids"
         )
     skips = body.skip_special_tokens
-    return JSONResponse(await model.read(len(rows), decode_batch, model.runtime, rows, skips))
+    return JSONResponse(await model.read(len(rows), model.runtime.decode, rows, skips))
 
 
 @router.get("/info")

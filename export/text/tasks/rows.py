@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from tokenizers import Encoding
 
-from ...errors import TooLong, tokenizer_errors
+from ...errors import TooLong
 from ...heads import HEADS, READS_CHOICES, Task, has_task
 from ...inference.inputs import (
     bucket_by_length,
@@ -16,9 +16,8 @@ from ...inference.inputs import (
     num_positions,
     pad_sequences,
 )
-from ..checks import Pair
+from ..checks import Pair, tokenizer_errors
 from ..text_model import TextModel
-from ..tokenization_spaces import clean_up
 
 MAX_WINDOWS = 2000  # of a text in a request
 
@@ -103,18 +102,9 @@ def warn_of_cut(runtime: TextModel, cut: Cut) -> None:
 
 
 def decode(runtime: TextModel, ids: Sequence[int], skip_special_tokens: bool) -> str:
-    """Return the text of the token ids `ids`, the same as `AutoTokenizer.decode`.
-    `skip_special_tokens` leaves out tokens such as the end token."""
-    [text] = decode_batch(runtime, [list(ids)], skip_special_tokens)
+    """Return the text of the token ids `ids`, see `TextModel.decode`."""
+    [text] = runtime.decode([list(ids)], skip_special_tokens)
     return text
-
-
-def decode_batch(runtime: TextModel, rows: list[list[int]], skip_special_tokens: bool) -> list[str]:
-    """Return the text of each row of token ids, the same as `AutoTokenizer.batch_decode`.
-    `skip_special_tokens` leaves out tokens such as the end token."""
-    with tokenizer_errors(runtime.path):
-        texts = runtime.tokenizer.decode_batch(rows, skip_special_tokens=skip_special_tokens)
-    return [clean_up(text) for text in texts] if runtime.tokenizer_settings.cleans_up else texts
 
 
 def join(runtime: TextModel, tokens: Sequence[str]) -> str:
