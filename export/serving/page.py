@@ -179,8 +179,8 @@ async def aligned_sentences(
         async for fields in pieces:
             yield fields
     rows = [row.source or [] for row in inputs]
-    [found] = join_results(model.runtime, plan, rows, results, Aligning(True))
-    yield {"alignments": shifted(found.alignments, -added, 0)}
+    [translated] = join_results(model.runtime, plan, rows, results, Aligning(True))
+    yield {"alignments": shifted(translated.alignments, -added, 0)}
 
 
 async def sentences(
