@@ -26,9 +26,10 @@ Run = tuple[int, int]  # the first of some words, and the one after the last
 Gains = tuple[int, np.ndarray]  # the first of some target words, and what each of them gains
 CLOSING_MARKS = ".,;:!?…%)]}»”’'\"。、，！？"  # no space before them
 # A footnote such as `<sup>1</sup>` or `<a>[*]</a>` stands directly behind or before a word, or
-# behind a mark that does not divide a number.
+# behind a mark that does not divide a number, or a closing quote.
 FOOTNOTE = re.compile(r"[\d*†‡§¶#]")
-BEFORE_FOOTNOTE = re.compile(rf"(?:[^\W_]|(?<!\d)[{re.escape(CLOSING_MARKS)}])$")
+QUOTES = "\"'”’»"
+BEFORE_FOOTNOTE = re.compile(rf"(?:[^\W_]|(?<!\d)[{re.escape(CLOSING_MARKS)}])(?<!\s[{QUOTES}])$")
 
 # marks around a placeholder that belong to it
 PAIRS = {'""', "''", "()", "[]", "<>", "``", "“”", "„“", "‘’", "«»", "»«"}
@@ -259,7 +260,8 @@ class MarkedTextBuilder:
         before = "".join(self.pieces[max(opened.num_pieces - 2, 0) : opened.num_pieces])[-2:]
         is_behind = not opened.space and bool(BEFORE_FOOTNOTE.search(before))
         is_behind = is_behind or any(atom.kind == WORD for atom in opened.waiting)
-        touched = before[-1:] * is_behind + following * following.isalnum()
+        is_before = not self.space and following.isalnum()
+        touched = before[-1:] * is_behind + following * is_before
         content = "".join(self.pieces[opened.num_pieces :])
         return bool(touched and FOOTNOTE.search(content) and not NO_SPACES.search(touched))
 
@@ -511,7 +513,8 @@ def first_content(mark: Mark) -> str:
     """Return what `mark` is without words, where nothing comes before it."""
     if isinstance(mark, Element):
         return mark.content
-    return mark.raw + (" " if mark.kind != HIDDEN and mark.has_space_after else "")
+    is_spaced = mark.kind == WORD or (mark.kind == IMAGE and mark.has_space_before)
+    return mark.raw + (" " if is_spaced and mark.has_space_after else "")
 
 
 def word_shares(weights: np.ndarray) -> np.ndarray:
