@@ -258,11 +258,11 @@ class MarkedTextBuilder:
         """Return True if the element `opened`, without letters, is a footnote of the word before it
         or of that after it, which begins with `following`."""
         before = "".join(self.pieces[max(opened.num_pieces - 2, 0) : opened.num_pieces])[-2:]
-        is_behind = not opened.space and bool(BEFORE_FOOTNOTE.search(before))
-        is_behind = is_behind or any(atom.kind == WORD for atom in opened.waiting)
-        is_before = not self.space and following.isalnum()
-        touched = before[-1:] * is_behind + following * is_before
         content = "".join(self.pieces[opened.num_pieces :])
+        is_behind = not (opened.space or content[:1].isspace()) and BEFORE_FOOTNOTE.search(before)
+        follows_atom = any(atom.kind == WORD for atom in opened.waiting)
+        is_before = not self.space and following.isalnum()
+        touched = (before[-1:] if is_behind or follows_atom else "") + following * is_before
         return bool(touched and FOOTNOTE.search(content) and not NO_SPACES.search(touched))
 
     def replace_element(self, opened: OpenElement, raw: str, has_text: bool) -> None:
@@ -330,11 +330,17 @@ def kept_texts(text: str, keep: re.Pattern, is_split: bool) -> list[str | Marked
         for line in group:
             raw = line.strip()
             start = line.index(raw)
-            builder = MarkedTextBuilder(keep)
-            builder.add_text(raw)
-            marked = MarkedText(builder.text, builder.marks, raw) if builder.text else raw
-            parts += filter(None, [line[:start], marked, line[start + len(raw) :]])
+            marked = kept_line(raw, keep)
+            inner = marked if marked.text else raw
+            parts += filter(None, [line[:start], inner, line[start + len(raw) :]])
     return parts
+
+
+def kept_line(text: str, keep: re.Pattern | None) -> MarkedText:
+    """Return a text with the matches of `keep` in it as marks."""
+    builder = MarkedTextBuilder(keep)
+    builder.add_text(text)
+    return MarkedText(builder.text, builder.marks, text)
 
 
 # ------------------------------------------------------------------------------------ placing marks

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import unescape
-from itertools import compress
+from itertools import chain, compress
 from typing import Any, NamedTuple
 
 from ...engine.inputs import Generated, check_options, with_targets
@@ -16,7 +16,7 @@ from ...inference.options import Options, check_seeds, check_single
 from ..alignments import Alignment, diagonal_alignment, moved
 from ..checks import check_choice, check_flags, check_texts
 from ..languages import Choice
-from ..markup import MarkedText, kept_texts
+from ..markup import MarkedText, kept_line, kept_texts
 from ..markup_html import html_texts
 from ..placeholders import Keep, keep_pattern
 from ..text_model import Translator
@@ -138,11 +138,7 @@ class Splitting(NamedTuple):
         `markup` or `keep` is set then, because spans do not count marks."""
         if not aligning.return_alignments:
             return self
-        for name, value in (("markup", self.markup), ("keep", self.keep)):
-            if value is not None and value is not False:
-                raise UsageError(
-                    f"{name} is {value!r:.60} with alignments, expected only one of them", name
-                )
+        check_unmarked(markup=self.markup, keep=self.keep)
         return self._replace(keep=False)
 
     def in_language(self, runtime: Translator, src_lang: str | None) -> "Splitting":
@@ -151,6 +147,33 @@ class Splitting(NamedTuple):
         `src_lang` is a name of the model, None for its default source language.
         """
         return self._replace(language=self.language or runtime.sentence_languages.get(src_lang))
+
+
+def check_unmarked(**options: Any) -> None:
+    """Raise UsageError if one of `options` is set with alignments, whose spans do not count
+    marks."""
+    for name, value in options.items():
+        if value is not None and value is not False:
+            raise UsageError(
+                f"{name} is {value!r:.60} with alignments, expected only one of them", name
+            )
+
+
+def generate_marked(
+    runtime: Any, texts: list[str], keep: Keep, *arguments: Any, **options: Any
+) -> list[str]:
+    """Return what `TextRuntime.generate` returns for `texts` with `keep`. The other arguments are
+    those of its call after `texts`, with alignments."""
+    kept = keep_pattern(runtime, check_texts(texts), keep)
+    marked = [kept_line(text, kept) for text in texts]
+    # a text of placeholders only is generated for nothing
+    sources = [text.text or text.raw for text in marked]
+    aligned = runtime.generate(sources, *arguments, **options)
+    copies = len(aligned) // len(texts)
+    return [
+        text.translated(alignment.text, [alignment]) if text.text else text.raw
+        for text, alignment in zip(chain.from_iterable([each] * copies for each in marked), aligned)
+    ]
 
 
 class Part(NamedTuple):
