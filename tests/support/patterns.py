@@ -63,7 +63,7 @@ class Pattern:
 
 
 class Markup(HTMLParser):
-    """What a parser finds in HTML.
+    """The tags and the text that a parser finds in HTML.
 
     `tags` counts (name, attributes, parent) of elements and comments, `text` is that without tags,
     and `words` has the spans of text by the id of the element. `is_nested` is False if an end tag

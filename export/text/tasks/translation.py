@@ -18,6 +18,7 @@ from ..checks import check_choice, check_flags, check_texts
 from ..languages import Choice
 from ..markup import MarkedText, kept_line, kept_texts
 from ..markup_html import html_texts
+from ..markup_places import with_marks
 from ..placeholders import Keep, keep_pattern
 from ..text_model import Translator
 from .alignment import (
@@ -171,8 +172,8 @@ def generate_marked(
     aligned = runtime.generate(sources, *arguments, **options)
     copies = len(aligned) // len(texts)
     return [
-        text.translated(alignment.text, [alignment]) if text.text else text.raw
-        for text, alignment in zip(chain.from_iterable([each] * copies for each in marked), aligned)
+        with_marks(text, alignment.text, [alignment]) if text.text else text.raw
+        for text, alignment in zip(chain.from_iterable([line] * copies for line in marked), aligned)
     ]
 
 
@@ -273,10 +274,10 @@ def join_segment(segment: Segment, translated: Iterator[Translated]) -> str:
     """Return the translation of `segment`, whose sentences are the next of `translated`."""
     parts, marked = segment
     if marked is not None and marked.marks:
-        return marked.translated(*join_sentences(parts, translated))
+        return with_marks(marked, *join_sentences(parts, translated))
     texts = translated_parts(parts, translated)
-    joined = join_parts([(text_of(text), part.is_sentence) for text, part in zip(texts, parts)])
-    return joined if marked is None else marked.translated(joined, [])
+    joined = join_parts([(plain_text(text), part.is_sentence) for text, part in zip(texts, parts)])
+    return joined if marked is None else with_marks(marked, joined, [])
 
 
 def translated_parts(
@@ -287,7 +288,7 @@ def translated_parts(
     return (next(translated) if part.is_translated else part.text for part in parts)
 
 
-def text_of(translated: Translated) -> str:
+def plain_text(translated: Translated) -> str:
     return translated if isinstance(translated, str) else translated.text
 
 
@@ -300,7 +301,7 @@ def join_sentences(
     The sentences that are translated are the next of `translated`.
     """
     results = [*translated_parts(parts, translated)]
-    texts = [(text_of(result), part.is_sentence) for result, part in zip(results, parts)]
+    texts = [(plain_text(result), part.is_sentence) for result, part in zip(results, parts)]
     joined = ""
     alignments = []
     for part, result, spaced in zip(parts, results, spaced_parts(texts)):

@@ -20,6 +20,7 @@ from vanilla_transformer_export.files.run import Runner
 from vanilla_transformer_export.text.alignments import words
 from vanilla_transformer_export.text.markup import kept_line
 from vanilla_transformer_export.text.markup_html import html_texts
+from vanilla_transformer_export.text.markup_places import with_marks
 from vanilla_transformer_export.text.placeholders import keep_pattern
 
 GREEDY = dict(num_beams=1)
@@ -100,7 +101,7 @@ def test_elements_are_around_the_words_of_gold_links(translators, pair):
         links = gold[number] or set()
         alignment = aligned[number]
         result = "".join(
-            part if isinstance(part, str) else part.translated(alignment.text, [alignment])
+            part if isinstance(part, str) else with_marks(part, alignment.text, [alignment])
             for part in html_texts(html)
         )
         before, after = Markup(html), Markup(result)
