@@ -16,7 +16,7 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from .engine.inputs import Generated, check_options, with_targets
-from .errors import UsageError, tokenizer_errors
+from .errors import UsageError
 from .inference import options as option_fields
 from .inference.config import VISION
 from .inference.export_info import MANIFEST, TARGET_TOKENIZER, ExportInfo, json_object
@@ -25,10 +25,9 @@ from .inference.logits import row_seeds
 from .inference.options import Options, special_token
 from .runtime import Runtime
 from .specs.alignment import ROLE as ALIGNMENT
-from .text.checks import check_texts, check_unicode, with_names
+from .text.checks import check_texts, check_unicode, tokenizer_errors, with_names
 from .text.detokenizer import Detokenizer, TokenNames
-from .text.language_pairs import sentence_languages
-from .text.languages import Choice, read_languages
+from .text.languages import Choice, read_languages, sentence_languages
 from .text.placeholders import Keep
 from .text.sentence_modules import SentenceModules, read_modules
 from .text.tasks import (
@@ -43,9 +42,12 @@ from .text.tasks import (
     translation,
 )
 from .text.tasks.alignment import Aligning, aligned_texts
-from .text.tasks.rows import decode_batch
-from .text.tokenization_spaces import CleaningDetokenizer
-from .text.tokenizer_settings import TokenizerSettings, read_tokenizer_settings
+from .text.tokenization_spaces import CleaningDetokenizer, clean_up
+from .text.tokenizer_settings import (
+    TokenizerSettings,
+    read_tokenizer,
+    read_tokenizer_settings,
+)
 
 TOGETHER = 64  # texts that the tokenizer cuts at once
 
@@ -74,23 +76,18 @@ class TextRuntime:
         self.runtime = runtime
         self.info: ExportInfo = runtime.info
         self.path = self.info.directory / "tokenizer.json"
-        content = self.info.read(self.path.name)
-        if content is None:
+        tokenizer = read_tokenizer(self.info)
+        if tokenizer is None:
             raise FileNotFoundError(
                 f"{self.path} is missing: the checkpoint had no tokenizer, so this export takes "
                 f"only ids"
             )
-        with tokenizer_errors(self.path):
-            self.tokenizer = self.target_tokenizer = Tokenizer.from_buffer(content)
-        target = self.info.read(TARGET_TOKENIZER)  # tokenizer of generated texts, if it differs
-        if target is not None:
-            with tokenizer_errors(self.path.with_name(TARGET_TOKENIZER)):
-                self.target_tokenizer = Tokenizer.from_buffer(target)
-        for tokenizer in (self.tokenizer, self.target_tokenizer):
-            tokenizer.no_padding()
-            tokenizer.no_truncation()
+        self.tokenizer = tokenizer
+        # of generated texts, if it differs
+        self.target_tokenizer = read_tokenizer(self.info, TARGET_TOKENIZER) or tokenizer
         self.languages = read_languages(self.info)
         self.lock = threading.Lock()  # protects the tokenizer, whose truncation some tasks change
+        self.has_cut = False  # True once there was a warning of texts that are truncated
         # None of what generates does: there a long text blocks no short one.
         self.may_cut = not self.info.generates
 
@@ -335,10 +332,10 @@ class TextRuntime:
     def sentence_modules(self) -> SentenceModules:
         """The sentence modules of the export; without any, the mean of the token states.
 
-        There is a warning for each of `embedding.pooling_problems` and `embedding.length_problems`.
+        There is a warning for each of `embedding.pooling_problems` and `embedding.text_problems`.
         """
         modules = read_modules(self.info.manifest.get("sentence_modules") or [], self.info)
-        for problem in embedding.pooling_problems(self.info) + embedding.length_problems(self.info):
+        for problem in embedding.pooling_problems(self.info) + embedding.text_problems(self.info):
             warnings.warn(problem, stacklevel=1)
         return modules
 
@@ -445,9 +442,12 @@ class TextRuntime:
             )
         return [encoding.ids for encoding in self.encode(texts, False, self.target_tokenizer)]
 
-    def decode(self, rows: list[list[int]]) -> list[str]:
-        """Return the text of each row of token ids, without special tokens."""
-        return decode_batch(self, rows, skip_special_tokens=True)
+    def decode(self, rows: list[list[int]], skip_special_tokens: bool = True) -> list[str]:
+        """Return the text of each row of token ids, the same as `AutoTokenizer.batch_decode`.
+        `skip_special_tokens` leaves out tokens such as the end token."""
+        with tokenizer_errors(self.path):
+            texts = self.tokenizer.decode_batch(rows, skip_special_tokens=skip_special_tokens)
+        return [clean_up(text) for text in texts] if self.tokenizer_settings.cleans_up else texts
 
     def encode(
         self, texts: list[str], special_tokens: bool, tokenizer: Tokenizer | None = None

@@ -9,8 +9,8 @@ from ..inference.export_info import ExportInfo
 from ..inference.options import Options
 from ..inference.rows import JoiningRowsFactory, SlotSize, memory, position_bytes
 from .batch import GenerationBatch
-from .inputs import GenerationInput
-from .limits import MAX_SLOT_BYTES, Admission, Pace, slot_bytes, spare_rows
+from .inputs import Admission, GenerationInput
+from .limits import MAX_SLOT_BYTES, Pace, slot_bytes, spare_rows
 from .model import OnnxModel, main_roles, worker_roles
 from .queue import Batch
 
@@ -42,7 +42,7 @@ def open_batch(admission: Admission, model: OnnxModel) -> GenerationBatch:
     pace = Pace.of(config)
     size = dataclasses.replace(admission.slot_size, rows=capacity + spare_rows(capacity))
     factory = cast(JoiningRowsFactory, model.factory)
-    rows = factory.open_slots(step, size, pace.max_source_tokens)
+    rows = factory.open_slots(step, size)
     return GenerationBatch(model, capacity, rows, pace)
 
 

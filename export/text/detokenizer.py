@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from ..errors import tokenizer_errors
+from .checks import tokenizer_errors
 
 # Later tokens can change an incomplete character and a run of single bytes.
 REPLACEMENT = "\ufffd"  # decoded in place of an incomplete character

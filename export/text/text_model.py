@@ -22,7 +22,8 @@ class TextModel(Protocol):
     """A model and its tokenizer.
 
     `path` is tokenizer.json, and `lock` protects the tokenizer's truncation. `runtime` has
-    `max_tokens` and `outputs`, as `Runtime`.
+    `max_tokens` and `outputs`, as `Runtime`. `has_cut` is True once there was a warning of texts
+    that are truncated.
     """
 
     info: ExportInfo
@@ -30,6 +31,7 @@ class TextModel(Protocol):
     path: Path
     tokenizer: Tokenizer
     lock: threading.Lock
+    has_cut: bool
 
     @property
     def tokenizer_settings(self) -> TokenizerSettings: ...
@@ -39,6 +41,10 @@ class TextModel(Protocol):
 
     def encode(self, texts: list[str], special_tokens: bool) -> list[Encoding]:
         """Return the encoding of each text, with or without special tokens."""
+
+    def decode(self, rows: list[list[int]], skip_special_tokens: bool = True) -> list[str]:
+        """Return the text of each row of token ids, the same as `AutoTokenizer.batch_decode`.
+        `skip_special_tokens` leaves out tokens such as the end token."""
 
 
 class Translator(TextModel, Protocol):
@@ -66,9 +72,6 @@ class Translator(TextModel, Protocol):
 
     def encodings(self, texts: list[str], special_tokens: bool) -> Iterator[Encoding]:
         """Yield the encodings of `texts`, with or without special tokens."""
-
-    def decode(self, rows: list[list[int]]) -> list[str]:
-        """Return the text of each row of token ids, without special tokens."""
 
     def target_options(
         self, tgt_lang: Choice, count: int, options: dict[str, Any]

@@ -28,12 +28,12 @@ from vanilla_transformer_export.serving.translation.translator import (
     plan_inputs,
     translate,
 )
-from vanilla_transformer_export.text.language_pairs import (
+from vanilla_transformer_export.text.languages import (
     Directions,
+    Languages,
     model_languages,
     sentence_languages,
 )
-from vanilla_transformer_export.text.languages import Languages
 from vanilla_transformer_export.text.tasks.translation import Splitting, split_text
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ...errors import RequestError, nearest
-from ...text.language_pairs import Direction, language_name
+from ...text.languages import Direction, language_name
 from ...text.tasks.alignment import Aligning, shifted
 from ...text.tasks.alignment import Translation as AlignedText
 from ...text.tasks.translation import HTML, Splitting

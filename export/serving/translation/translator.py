@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ...engine.inputs import GenerationInput
-from ...engine.limits import Admission
+from ...engine.inputs import Admission, GenerationInput
 from ...errors import TooLong
 from ...inference.options import Options
 from ...text.tasks.alignment import Aligning

@@ -7,7 +7,8 @@ import numpy as np
 
 from ...errors import UsageError
 from ...inference.device_thread import in_device_thread
-from ...inference.rows import LoadedExport, next_input_name
+from ...inference.rows import next_input_name
+from ...inference.session import LoadedExport
 from .buffers import Buffers, DeviceGraph
 
 
@@ -29,7 +30,7 @@ class CudaRows:
     """
 
     all_logits = False
-    max_step_tokens = 1
+    places = None
     shrinks = False  # captured graphs have a fixed number of rows
 
     def __init__(self, buffers: Buffers, export: LoadedExport):

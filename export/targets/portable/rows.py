@@ -6,14 +6,13 @@ import numpy as np
 
 from ...inference.config import cache_window
 from ...inference.inputs import move_padding
-from ...inference.options import Options
 from ...inference.rows import (
     INITIAL_CAPACITY,
     GenerationRequest,
-    LoadedExport,
     check_memory,
     cross_states,
 )
+from ...inference.session import LoadedExport
 
 
 @dataclass(frozen=True)
@@ -22,6 +21,7 @@ class PortableRowsFactory:
 
     export: LoadedExport
     supports_empty_prompts = True
+    start_search = None  # the graphs have no search of their own
 
     def open(self, request: GenerationRequest) -> "PortableRows":
         """Encode the source of `request`, if it has one, and return rows for its prompts.
@@ -46,13 +46,6 @@ class PortableRowsFactory:
             feeds = cross_states(self.export.encode(ids, mask)) | {"encoder_attention_mask": mask}
         return PortableRows(self.export, feeds, len(request.input_ids))
 
-    def search_key(self, options: Options) -> None:
-        """Return `None`: the graphs have no search of their own, so searches run in numpy."""
-
-    def start_search(self, request: GenerationRequest) -> None:
-        """Return `None`: the graphs have no search of their own, so the caller searches in
-        numpy."""
-
 
 class PortableRows:
     """The `Rows` of one request, which replace their caches by the longer ones of each step.
@@ -64,7 +57,7 @@ class PortableRows:
     """
 
     all_logits = True
-    max_step_tokens = None
+    places = None
     shrinks = True
 
     def __init__(self, export: LoadedExport, feeds: dict[str, np.ndarray], rows: int):

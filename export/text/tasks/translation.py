@@ -93,6 +93,7 @@ def translate(
     aligning = Aligning(return_alignments, replace_unknowns)
     aligning.check(runtime.info)
     splitting = Splitting(split, copy_letterless, None, markup, keep).for_aligning(aligning)
+    require(runtime, TRANSLATE)
     plan = make_plan(runtime, texts, splitting, src_lang, tgt_lang, options)
     check_seeds(seeds, len(texts), plan.options[0].seed)
     rows = tokenize(runtime, plan)
@@ -322,16 +323,15 @@ def make_plan(
     options: dict[str, Any],
 ) -> Plan:
     """Return the plan to translate `texts`: how they are split, and what is generated or copied.
+    The export is an encoder-decoder.
     `src_lang` and `tgt_lang` are one language for all texts, or a list with one for each. `options`
     are generation options by name.
 
     Raises:
         UsageError: for an unknown language, and for an option or a value of `splitting` that is
             wrong, even if every sentence is copied.
-        ValueError: if the export is not an encoder-decoder, or a text is blank or begins with an
-            unknown language word.
+        ValueError: if a text is blank or begins with an unknown language word.
     """
-    require(runtime, TRANSLATE)
     splitting.check()
     checked = sentence_options(runtime, options)
     texts = check_texts(texts)
@@ -373,8 +373,10 @@ def tokenize(runtime: Translator, plan: Plan) -> list[list[int]]:
         return []
     languages = [plan.languages[text] for text, _ in places]
     rows = runtime.rows(sentences, [name for name in languages if name is not None] or None)
+    limit = runtime.info.config["max_position_embeddings"]
     for row, sentence, (text, _) in zip(rows, sentences, places, strict=True):
-        check_row(row, f"text {text} of {count}, {sentence!r:.60}", runtime.info.config)
+        if not 0 < len(row) <= limit:  # a name takes as long as a sentence
+            check_row(row, f"text {text} of {count}, {sentence!r:.60}", runtime.info.config)
     return rows
 
 
@@ -474,9 +476,11 @@ def align_plan(
     """Return the translation of each sentence of `plan`, whose token ids are `rows`: a text, or an
     `Alignment` if it is in `results`. For `replace_unknowns` see `align_sentences`."""
     texts = runtime.decode([result.tokens for result in results])
+    are_aligned = [result.alignment is not None for result in results]
+    if not any(are_aligned):
+        return [*texts]
     prefixes = [part.prefix for parts in plan.parts for part in parts if part.is_translated]
     columns = zip(plan.sentences, rows, results, prefixes, strict=True)
-    are_aligned = [result.alignment is not None for result in results]
     sentences = [Sentence(*column) for column in compress(columns, are_aligned)]
     aligned = iter(align_sentences(runtime, sentences, replace_unknowns))
     return [next(aligned) if has else text for text, has in zip(texts, are_aligned)]
