@@ -97,12 +97,17 @@ def info(args: argparse.Namespace) -> None:
 
 
 def export_report(directory: str, as_json: bool) -> str:
-    """Return `model_facts` of an export, as JSON or with a line for each."""
+    """Return `model_facts` of an export, as JSON or with a line for each. All files are compared
+    with their hashes."""
+    from ..engine.model import open_export
+    from ..inference.devices import available_cpus
     from ..text.model_facts import model_facts
-    from ..text_runtime import TextRuntime
+    from ..text.tokenizer_settings import read_tokenizer
 
-    with TextRuntime(directory) as runtime:
-        facts = model_facts(runtime.info, runtime.runtime.threads, runtime.tokenizer)
+    export = open_export(directory)
+    export.check_listed()
+    export.check_unchanged()
+    facts = model_facts(export, available_cpus(), read_tokenizer(export))
     if as_json:
         return json.dumps(facts)
     warnings = [("warning", problem) for problem in facts.pop("warnings")]

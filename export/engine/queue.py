@@ -4,7 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 from .inputs import Event, Update
 from .limits import shutting_down
@@ -17,21 +17,17 @@ class RequestPart(Protocol):
     request: "ClientRequest"
     results: Any  # complete once the request is finished
     has_started: bool  # True if it has a new token
-    is_finished: bool
 
     @property
     def num_rows(self) -> int:
         """The maximum number of rows that it takes in a batch."""
 
 
-AnyPart = TypeVar("AnyPart", bound=RequestPart)
-
-
 def ignore_update(update: Update) -> None:
     """Do nothing, where the request itself is read."""
 
 
-class ClientRequest(Generic[AnyPart]):
+class ClientRequest:
     """A request of one client: parts that are answered together. Each part fills its results.
 
     Args:
@@ -46,7 +42,7 @@ class ClientRequest(Generic[AnyPart]):
 
     def __init__(
         self,
-        parts: Iterable[AnyPart],
+        parts: Iterable[RequestPart],
         receive: Callable[[Update], object] = ignore_update,
         streams: bool = False,
         num_results: int | None = None,
@@ -75,7 +71,7 @@ class ClientRequest(Generic[AnyPart]):
         """True if the request is answered, cancelled or failed."""
         return self.num_unfinished == 0 or self.is_cancelled or self.error is not None
 
-    def take_part(self, now: float) -> AnyPart:
+    def take_part(self, now: float) -> RequestPart:
         """Remove and return the next waiting part, which joins a batch at the time `now`."""
         part = self.waiting.popleft()
         self.num_waiting_rows -= part.num_rows
@@ -175,7 +171,7 @@ class Batch(Protocol):
         """
 
     def remove(self, parts: Sequence[Any]) -> None:
-        """Remove `parts`, whether they are finished or not.
+        """Remove `parts`, and those that are finished.
 
         Their rows become free at once, or when all parts have left if they started together.
         """
@@ -331,7 +327,8 @@ class RequestQueue:
         return parts
 
     def cancel(self, request: ClientRequest) -> None:
-        """Cancel a request and remove its waiting parts."""
+        """Cancel a request, unless it is finished. Its waiting parts leave the queue at once, its
+        running ones their batch after the current step."""
         request.is_cancelled = True
         if request.waiting:
             with self.changed:

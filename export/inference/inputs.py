@@ -2,14 +2,16 @@
 
 import reprlib
 from collections.abc import Sequence, Sized
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..specs.graph_spec import LONG, GraphSpec, TensorSpec, concrete_shape
 from ..specs.sequences import pair
 from .config import LEARNED_POSITIONS
-from .session import Session
+
+if TYPE_CHECKING:
+    from .session import Session
 
 # Tokens in one run of a full-sequence graph: per thread on CPUs, and on a GPU
 MAX_TOKENS, MAX_GPU_TOKENS = 256, 16384
@@ -220,8 +222,13 @@ def move_padding(
     return np.where(moved == 1, np.take_along_axis(ids, indices, axis=1), pad_token_id), moved
 
 
+def max_run_tokens(device: str, threads: int) -> int:
+    """Return the maximum tokens in one run of a full-sequence graph on `device`."""
+    return MAX_TOKENS * threads if device == "cpu" else MAX_GPU_TOKENS
+
+
 def run_by_length(
-    session: Session, spec: GraphSpec, feeds: dict[str, np.ndarray], max_tokens: int
+    session: "Session", spec: GraphSpec, feeds: dict[str, np.ndarray], max_tokens: int
 ) -> dict[str, np.ndarray]:
     """Run a graph in batches of similar length and return the outputs of `spec` by name.
 

@@ -4,8 +4,7 @@ The arithmetic is that of transformers, in float32. Shapes: R rows, V vocabulary
 row so far.
 """
 
-import copy
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -170,6 +169,9 @@ PROCESSORS = (  # in the order of transformers
 )
 
 
+PROCESSOR_NAMES = {function.__name__ for function in PROCESSORS}
+
+
 class LogitsProcessors:
     """The logits processors of `options`, in the order of transformers. False if there are none."""
 
@@ -327,20 +329,19 @@ class Sampler:
 
     Args:
         options: `options.Options`, whose seed has no effect.
-        uniforms: a function for each row that returns its next random number of [0, 1).
     """
 
-    def __init__(self, options: "Options", uniforms: Sequence[Callable[[], float]]):
+    def __init__(self, options: "Options"):
         self.temperature = np.float32(options.temperature)
         self.top_k = options.top_k
         self.top_p = options.top_p
         self.min_p = options.min_p
-        self.uniforms = uniforms
 
-    def __call__(self, logits: np.ndarray) -> np.ndarray:
+    def __call__(self, logits: np.ndarray, uniforms: Iterable[Callable[[], float]]) -> np.ndarray:
         """Sample tokens (R,) from logits (R, V), which are overwritten.
 
-        The token is -1 if all tokens of a row are suppressed, or a logit is NaN or infinity.
+        Each of `uniforms` returns the next random number of [0, 1) of a row. The token is -1 if all
+        tokens of a row are suppressed, or a logit is NaN or infinity.
         """
         is_finite = np.isfinite(logits.max(axis=1))
         logits[~is_finite] = 0
@@ -348,35 +349,15 @@ class Sampler:
             weights, tokens = self.weights(logits)
         rows, width = weights.shape
         if width <= 8 * BLOCK:
-            indices, is_drawn = self.draw(weights)
+            indices, is_drawn = draw(weights, uniforms)
         else:  # sample a block of the row, then a column of the block
-            blocks, is_drawn = self.draw(np.add.reduceat(weights, np.arange(0, width, BLOCK), 1))
+            totals = np.add.reduceat(weights, np.arange(0, width, BLOCK), 1)
+            blocks, is_drawn = draw(totals, uniforms)
             columns = blocks[:, None] * BLOCK + np.arange(BLOCK)
             inside = np.take_along_axis(weights, np.minimum(columns, width - 1), axis=1)
-            indices = blocks * BLOCK + self.draw(np.where(columns < width, inside, 0))[0]
+            indices = blocks * BLOCK + draw(np.where(columns < width, inside, 0), uniforms)[0]
         sampled = indices if tokens is None else tokens[np.arange(rows), indices]
         return np.where(is_finite & is_drawn, sampled, -1)
-
-    def draw(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return an index for each row of `weights` (R, n), and False for rows without positive
-        weights, both (R,). The probability of an index is proportional to its weight."""
-        cumulative = weights.cumsum(axis=1, dtype=np.float64)
-        drawn = np.array([[uniform()] for uniform in self.uniforms])
-        indices = (cumulative <= drawn * cumulative[:, -1:]).sum(axis=1)
-        is_positive = cumulative[:, -1] > 0
-        return np.where(is_positive, indices, 0), is_positive
-
-    def take(self, rows: np.ndarray) -> "Sampler":
-        """Return a sampler of some `rows`, which are indices or a mask (R,)."""
-        subset = copy.copy(self)
-        subset.uniforms = np.array(self.uniforms, object)[rows].tolist()
-        return subset
-
-    def joined(self, other: "Sampler") -> "Sampler":
-        """Return a sampler of the rows of both."""
-        both = copy.copy(self)
-        both.uniforms = [*self.uniforms, *other.uniforms]
-        return both
 
     def weights(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the sampling weights and their tokens, both (R, n), for logits (R, V), which are
@@ -418,3 +399,19 @@ class Sampler:
         if self.min_p:
             weights[weights < np.float32(self.min_p) * weights[:, :1]] = 0
         return weights
+
+
+def draw(
+    weights: np.ndarray, uniforms: Iterable[Callable[[], float]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return an index for each row of `weights` (R, n), and False for rows without positive
+    weights, both (R,).
+
+    The probability of an index is proportional to its weight. Each of `uniforms` returns the next
+    random number of [0, 1) of a row.
+    """
+    cumulative = weights.cumsum(axis=1, dtype=np.float64)
+    drawn = np.array([[uniform()] for uniform in uniforms])
+    indices = (cumulative <= drawn * cumulative[:, -1:]).sum(axis=1)
+    is_positive = cumulative[:, -1] > 0
+    return np.where(is_positive, indices, 0), is_positive

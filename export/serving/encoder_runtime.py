@@ -7,8 +7,9 @@ import numpy as np
 from ..engine.encoder import MAX_WAITING, EncoderScheduler
 from ..engine.inputs import encoder_feeds
 from ..engine.limits import Arrangement
-from ..engine.model import find_target, max_run_tokens
+from ..engine.model import find_target
 from ..inference.export_info import ExportInfo
+from ..inference.inputs import max_run_tokens
 from ..runtime import Runtime
 
 

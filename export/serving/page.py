@@ -145,7 +145,7 @@ async def translation(model: ServedModel, body: PageRequest) -> AsyncGenerator[s
     options = {"num_beams": 1, "do_sample": False}
     languages = direction.src_lang, direction.tgt_lang
     plan, inputs = await call_off_loop(
-        len(text), plan_inputs, model, [text], Splitting(), *languages, options
+        len(text), plan_inputs, model, [text], Splitting(keep=False), *languages, options
     )
     return sentences(model, plan, inputs)
 

@@ -8,8 +8,8 @@ scripts without spaces it is a token.
 import re
 import unicodedata
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import numpy as np
 
@@ -22,32 +22,43 @@ NO_SPACES = re.compile(
 )
 
 
+RUNS = re.compile(r"\w+|[^\w\s]")  # words without their marks, and other characters
+
+
 def words(text: str, tokens: Collection[Span]) -> list[Span]:
     """Return the spans of the words in `text`. `tokens` are the spans of its tokens, at which words
     of scripts without spaces are cut."""
+    spans: list[Span] = []
+    is_open = False  # the last span is that of a word, which may go on
+    for match in RUNS.finditer(text):
+        start, end = match.span()
+        is_word = is_of_word(text[start])
+        if is_word and is_open and spans[-1][1] == start:
+            start = spans.pop()[0]
+        spans.append((start, end))
+        is_open = is_word
+    if not NO_SPACES.search(text):
+        return spans
     cuts = {place for span in tokens for place in span}
-    spans = []
-    start = 0
-    for kind, run in groupby(text, character_kind):
-        end = start + len(list(run))
-        if kind == "mark":
-            spans += [(place, place + 1) for place in range(start, end)]
-        elif kind == "word":
-            is_cut = NO_SPACES.search(text, start, end)
-            places = sorted(cuts & {*range(start + 1, end)}) if is_cut else []
-            spans += zip([start, *places], [*places, end])
-        start = end
-    return spans
+    return [piece for span in spans for piece in cut_span(text, span, cuts)]
 
 
-def character_kind(character: str) -> str:
-    """Return "word" for letters, digits, the marks on them and joiners, "space" for white space,
-    and else "mark"."""
-    if character.isalnum() or character == "_":
-        return "word"
-    if character.isspace():
-        return "space"
-    return "word" if unicodedata.category(character) in ("Mn", "Mc", "Cf") else "mark"
+def is_of_word(character: str) -> bool:
+    """Return True for letters, digits, the marks on them and joiners."""
+    return (
+        character.isalnum()
+        or character == "_"
+        or unicodedata.category(character) in ("Mn", "Mc", "Cf")
+    )
+
+
+def cut_span(text: str, span: Span, cuts: set[int]) -> list[Span]:
+    """Return the pieces of a word, which is cut at `cuts` if it is of a script without spaces."""
+    if not NO_SPACES.search(text, *span):
+        return [span]
+    start, end = span
+    places = sorted(cuts & {*range(start + 1, end)})
+    return [*zip([start, *places], [*places, end])]
 
 
 def shares(tokens: Sequence[Span], spans: Sequence[Span]) -> np.ndarray:
@@ -69,6 +80,56 @@ def word_weights(weights: np.ndarray, source: np.ndarray, target: np.ndarray) ->
     return means.T @ weights @ source
 
 
+def with_source_words(
+    texts: tuple[str, str],
+    tokens: tuple[list[Span], list[Span]],
+    weights: np.ndarray,
+    unknown: Sequence[int],
+) -> tuple[tuple[str, str], tuple[list[Span], list[Span]]]:
+    """Return `texts`, a source and its translation, and the spans `tokens` of their tokens, with
+    source words in place of the words of the translation that have an unknown token.
+
+    Each is the source word to which the word attends most by the `weights` (T, S) of tokens.
+    `unknown` are the numbers of the unknown tokens. Those side by side are parts of one word.
+    """
+    (source, target), unknowns = texts, whole_words(texts[1], [tokens[1][n] for n in unknown])
+    known = words(source, tokens[0])
+    of_words = word_weights(weights, shares(tokens[0], known), shares(tokens[1], unknowns))
+    found = [source[slice(*known[best])] for best in of_words.argmax(axis=1)] if known else []
+    text, last = "", 0
+    starts: list[int] = []  # where a token begins now, by the place where it began
+    ends: list[int] = []
+    end_of_text = (len(target), len(target)), ""
+    for (start, end), word in [*zip_longest(unknowns, found, fillvalue=""), end_of_text]:
+        text += target[last:start]
+        unmoved = range(len(text) - (start - last), len(text) + 1)
+        inside = max(end - start - 1, 0)
+        starts += [*unmoved, *[len(text)] * inside]
+        text += word
+        ends += [*unmoved, *[len(text)] * inside]
+        last = end
+    moved = [(starts[start], ends[end]) for start, end in tokens[1]]
+    return (source, text), (tokens[0], moved)
+
+
+def whole_words(text: str, spans: Sequence[Span]) -> list[Span]:
+    """Return `spans` in `text`, in order, without the white space around them, but with the letters
+    that touch them. Those that touch become one."""
+    found: list[Span] = []
+    for start, end in spans:
+        start += len(text[start:end]) - len(text[start:end].lstrip())
+        end = start + len(text[start:end].rstrip())
+        while start > 0 and is_of_word(text[start - 1]):
+            start -= 1
+        while end < len(text) and is_of_word(text[end]):
+            end += 1
+        if found and start <= found[-1][1]:
+            start = found.pop()[0]
+        if start < end:
+            found.append((start, end))
+    return found
+
+
 def mutual_best(weights: np.ndarray) -> list[tuple[int, int]]:
     """Return (source word, target word) where each is the best of the other by the `weights` (T, S)
     of words. Rows are not normalized: a word that mostly attends to the end token has no partner.
@@ -81,12 +142,17 @@ def mutual_best(weights: np.ndarray) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Alignment:
-    """The words of a text and of its translation, and how much each target word attends to each
-    source word: `weights` (T, S).
+    """A translation whose words are aligned with those of its source.
 
-    Weights of several heads are (..., T, S). They have no links and no spans.
+    Args:
+        text: the translation.
+        source, target: the spans of the words in the source and in `text`: the start and the end of
+            their characters.
+        weights: how much each target word attends to each source word, (T, S). Those of several
+            heads are (..., T, S), without links.
     """
 
+    text: str
     source: list[Span]
     target: list[Span]
     weights: np.ndarray
@@ -98,7 +164,7 @@ class Alignment:
         return mutual_best(self.weights)
 
     @property
-    def spans(self) -> list[tuple[Span, Span]]:
+    def alignments(self) -> list[tuple[Span, Span]]:
         """Spans (in the source, in the translation) of the words that belong together."""
         return [(self.source[source], self.target[target]) for source, target in self.links]
 
@@ -110,4 +176,23 @@ def align_words(
     of their tokens, whose spans are `tokens`."""
     source, target = (words(text, spans) for text, spans in zip(texts, tokens))
     of_source, of_target = shares(tokens[0], source), shares(tokens[1], target)
-    return Alignment(source, target, word_weights(weights, of_source, of_target))
+    return Alignment(texts[1], source, target, word_weights(weights, of_source, of_target))
+
+
+def diagonal_alignment(source: str, target: str) -> Alignment:
+    """Return the alignment of words in their order: of a text that was copied, each with itself."""
+    spans = words(source, ()), words(target, ())
+    weights = np.zeros((len(spans[1]), len(spans[0])), np.float32)
+    if weights.size:
+        places = np.rint(np.linspace(0, len(spans[0]) - 1, len(spans[1]))).astype(int)
+        weights[range(len(spans[1])), places] = 1
+    return Alignment(target, *spans, weights)
+
+
+def moved(alignment: Alignment, source: int, target: int) -> Alignment:
+    """Return `alignment` with spans in texts that begin `source` and `target` characters before."""
+    spans = ((alignment.source, source), (alignment.target, target))
+    source_spans, target_spans = (
+        [(start + by, end + by) for start, end in group] for group, by in spans
+    )
+    return replace(alignment, source=source_spans, target=target_spans)
