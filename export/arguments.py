@@ -98,6 +98,7 @@ def add_options(
         if kind.metavar:
             settings |= {"type": read_as(kind), "metavar": kind.metavar}
             settings["action"] = "append" if kind.collect else "store"
+            settings |= {} if kind.alone is None else {"nargs": "?", "const": kind.alone}
         else:  # what the source turns on can be turned off
             settings["action"] = argparse.BooleanOptionalAction if source else "store_true"
         if name:

@@ -8,7 +8,7 @@ import os
 import reprlib
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,7 +25,7 @@ from .inference.logits import row_seeds
 from .inference.options import Options, special_token
 from .runtime import Runtime
 from .specs.alignment import ROLE as ALIGNMENT
-from .text.checks import check_flags, check_texts, check_unicode, tokenizer_errors, with_names
+from .text.checks import check_texts, check_unicode, tokenizer_errors, with_names
 from .text.detokenizer import Detokenizer, TokenNames
 from .text.languages import Choice, read_languages, sentence_languages
 from .text.sentence_modules import SentenceModules, read_modules
@@ -40,7 +40,7 @@ from .text.tasks import (
     tagging,
     translation,
 )
-from .text.tasks.alignment import aligned_texts
+from .text.tasks.alignment import Aligning, aligned_texts
 from .text.tokenization_spaces import CleaningDetokenizer, clean_up
 from .text.tokenizer_settings import (
     TokenizerSettings,
@@ -130,6 +130,7 @@ class TextRuntime:
         tgt_lang: Choice = None,
         seeds: Sequence[int] | None = None,
         return_alignments: bool = False,
+        replace_unknowns: bool = False,
         **options: Any,
     ) -> list[Any]:
         """Return one text for each of `texts`, or `num_return_sequences`: the translation, or the
@@ -147,6 +148,8 @@ class TextRuntime:
                 text.
             return_alignments: return an `Alignment` for each text: its `text`, its words, their
                 `weights`, and its `alignments` as those of `translate`.
+            replace_unknowns: replace each word with the unknown token by the word of the source
+                that it is aligned with.
             options: those of `Runtime.generate`.
 
         Raises:
@@ -154,20 +157,19 @@ class TextRuntime:
                 and for another number of `seeds`, or with `seed`.
             ValueError: for no texts, anything but a list of strings, a blank text, a text that the
                 tokenizer fails on or that begins with an unknown language, a `target_prefix` of
-                another length, or too many tokens. With `return_alignments` also for an export
-                without an alignment graph.
+                another length, or too many tokens. With `return_alignments` or
+                `replace_unknowns` also for an export without an alignment graph.
         """
-        check_flags(return_alignments=return_alignments)
-        if return_alignments:
-            self.info.check_alignment()
+        aligning = Aligning(return_alignments, replace_unknowns)
+        aligning.check(self.info)
         rows, checked = self.checked_rows(texts, src_lang, tgt_lang, options, seeds)
         prefixes = self.prefixes(target_prefix, len(rows))
         results = self.generate_rows(
-            rows, prefixes, checked, seeds=seeds, are_aligned=[return_alignments] * len(rows)
+            rows, prefixes, checked, seeds=seeds, is_aligned=aligning.is_needed
         )
-        if not return_alignments:
-            return self.decode([result.tokens for result in results])
-        return aligned_texts(self, texts, rows, results)
+        if return_alignments:
+            return aligned_texts(self, texts, rows, results, replace_unknowns)
+        return self.result_texts(texts, rows, results, replace_unknowns)
 
     def generate_with_scores(
         self,
@@ -177,6 +179,7 @@ class TextRuntime:
         src_lang: Choice = None,
         tgt_lang: Choice = None,
         seeds: Sequence[int] | None = None,
+        replace_unknowns: bool = False,
         **options: Any,
     ) -> tuple[list[str], np.ndarray]:
         """Generate as `generate` does, with its arguments, and return (texts, scores (B * N,)). N
@@ -184,11 +187,25 @@ class TextRuntime:
 
         The score is sum(log p) / length^length_penalty of the new tokens, including the end token.
         """
+        Aligning(False, replace_unknowns).check(self.info)
         rows, checked = self.checked_rows(texts, src_lang, tgt_lang, options, seeds)
         prefixes = self.prefixes(target_prefix, len(rows))
-        results = self.generate_rows(rows, prefixes, checked, True, seeds)
+        results = self.generate_rows(rows, prefixes, checked, True, seeds, replace_unknowns)
         scores = np.array([result.score for result in results], np.float32)
-        return self.decode([result.tokens for result in results]), scores
+        return self.result_texts(texts, rows, results, replace_unknowns), scores
+
+    def result_texts(
+        self,
+        texts: list[str],
+        rows: Sequence[Sequence[int]],
+        results: Sequence[Generated],
+        replace_unknowns: bool,
+    ) -> list[str]:
+        """Return the texts of `results`. The other arguments are those of `aligned_texts`, which
+        replaces unknown words."""
+        if not replace_unknowns:
+            return self.decode([result.tokens for result in results])
+        return [aligned.text for aligned in aligned_texts(self, texts, rows, results, True)]
 
     def checked_rows(
         self,
@@ -215,7 +232,7 @@ class TextRuntime:
         options: Sequence[Options],
         is_scored: bool = False,
         seeds: Sequence[int] | None = None,
-        are_aligned: Sequence[bool] | None = None,
+        is_aligned: bool | Sequence[bool] = False,
     ) -> list[Generated]:
         """Return the B * N results for `rows` of token ids, with scores or alignments if these are
         asked for.
@@ -223,9 +240,11 @@ class TextRuntime:
         Their tokens follow the start token or the prompt, and have the prefix. `prefixes` are
         tokens that each result begins with, one list for each row. `options` are those of each
         row, which differ in their target language only. Rows with prefixes of the same length and
-        one target language run together. `seeds` are seeds of sampling, one for each row.
+        one target language run together. `seeds` are seeds of sampling, one for each row, and
+        `is_aligned` may be one value for each row.
         """
         seeds = row_seeds(options[0].seed, len(rows)) if seeds is None else seeds
+        are_aligned = [is_aligned] * len(rows) if isinstance(is_aligned, bool) else is_aligned
         by_row: list[list[Generated]] = [[]] * len(rows)
         kinds = [
             (len(prefix), id(shared)) for prefix, shared in zip(prefixes, options, strict=True)
@@ -239,11 +258,10 @@ class TextRuntime:
                 starts = np.array([self.first_tokens(shared) + prefixes[row] for row in indices])
             of_rows = None if seeds is None else [seeds[row] for row in indices]
             inputs = self.runtime.inputs(ids, mask, starts, shared, is_scored, of_rows)
-            if are_aligned is not None:
-                inputs = [
-                    dataclasses.replace(checked, is_aligned=are_aligned[row])
-                    for row, checked in zip(indices, inputs, strict=True)
-                ]
+            inputs = [
+                dataclasses.replace(checked, is_aligned=are_aligned[row])
+                for row, checked in zip(indices, inputs, strict=True)
+            ]
             sequences = self.runtime.sequences(inputs)
             for row, checked, results in zip(indices, inputs, sequences, strict=True):
                 prefix = checked.prompt[1:] if checked.source else []
@@ -338,10 +356,13 @@ class TextRuntime:
     def token_names(self) -> TokenNames:
         return TokenNames(self.tokenizer, self.special_ids, self.path)
 
-    def detokenizer(self) -> Detokenizer | CleaningDetokenizer:
+    def detokenizer(
+        self, hidden: Collection[int] | None = None
+    ) -> Detokenizer | CleaningDetokenizer:
         """Return an incremental detokenizer for one row of tokens, cleaning up spaces if the
-        tokenizer does."""
-        detokenizer = Detokenizer(self.tokenizer, self.special_ids, self.path)
+        tokenizer does. `hidden` are the tokens that are no text, by default all special ones."""
+        special_ids = self.special_ids if hidden is None else hidden
+        detokenizer = Detokenizer(self.tokenizer, special_ids, self.path)
         cleans_up = self.tokenizer_settings.cleans_up
         return CleaningDetokenizer(detokenizer) if cleans_up else detokenizer
 

@@ -102,6 +102,14 @@ def add_generation(parser: Parser) -> None:
         "encoder-decoder models"
     )
     parser.add_argument("--target-prefix", type=path, metavar="FILE", help=prefix_help)
+    parser.add_argument(
+        "--replace-unknowns",
+        action="store_true",
+        help=(
+            "replace each word with the unknown token by the source word that it is aligned with; "
+            "needs an export with an alignment graph"
+        ),
+    )
     shape = parser.add_mutually_exclusive_group()
     best_help = (
         "number of results per line, best first: at most --num-beams, or any number with "
@@ -116,10 +124,14 @@ def add_generation(parser: Parser) -> None:
     )
     shape.add_argument(
         "--alignments",
-        action="store_true",
+        type=choice_type("form of alignments", ("moses", "json")),
+        nargs="?",
+        const="moses",
+        metavar="FORM",
         help=(
-            "write a tab and the aligned words after each translation, as in Moses: 0-0 1-2, the "
-            "numbers of a source word and a target word"
+            "write a tab and the aligned words after each translation: moses (0-0 1-2, the numbers "
+            "of a source word and a target word) or json (the words of both and the weights of "
+            "each pair); default: moses"
         ),
     )
     add_generation_options(parser)
@@ -199,6 +211,8 @@ def check_sources(args: argparse.Namespace) -> None:
         raise UsageError(
             "--output and --output-dir need --input and cannot be combined with --stream"
         )
+    if {"stream", "replace_unknowns"} <= flags:
+        raise UsageError("--replace-unknowns cannot be combined with --stream, expected one")
     if "output_dir" not in flags and len(args.input or ()) > 1:
         raise UsageError(
             f"--input has {len(args.input)} files, expected one file or --output-dir DIR"
@@ -306,7 +320,9 @@ def open_predictions(args: argparse.Namespace, task: str | None) -> "Predictions
     from ..files.predictions import Predictions
     from ..text_runtime import open_runtime
 
-    options = generation_options(args) | language_settings(args) | dict(args.set)
+    options = generation_options(args) | language_settings(args)
+    options |= {"replace_unknowns": True} if args.replace_unknowns else {}
+    options |= dict(args.set)
     settings = runtime_settings(args) | ({} if args.workers is None else {"workers": args.workers})
     runtime = open_runtime(args.export, args.threads, **settings)
     try:

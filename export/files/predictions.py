@@ -9,13 +9,21 @@ from ..errors import UsageError
 from ..heads import MAX_CHARACTERS, Task, find_task
 from ..inference.logits import row_seed
 from ..text.checks import check_choice
-from ..text.tasks.alignment import moses_pairs
+from ..text.tasks.alignment import ALIGNMENTS
 from ..text.tasks.embedding import PRECISIONS
 from ..text.tasks.task import TaskCall, task_function
 
 GENERATING = ("generate", "translate")  # methods of TextRuntime that give a text for a text
 # Options of these methods that `Runtime.generate` does not have.
-OF_TEXTS = {"split", "copy_letterless", "src_lang", "tgt_lang", "target_prefix", "seeds"}
+OF_TEXTS = {
+    "split",
+    "copy_letterless",
+    "src_lang",
+    "tgt_lang",
+    "target_prefix",
+    "seeds",
+    "replace_unknowns",
+}
 
 
 @dataclass(frozen=True)
@@ -31,7 +39,8 @@ class Predictions:
         n_best: for `generate`, the number of texts of each example, which then come in a list with
             their scores, best first. None for one text.
         scores: for `generate`, add the score of each text.
-        alignments: for `generate`, add the words of each text that belong together, as in Moses.
+        alignments: for `generate`, add the alignment of the words of each text: "moses" or "json",
+            see `ALIGNMENTS`. None adds nothing.
         max_characters: maximum length of a text, checked before it is tokenized.
 
     Raises:
@@ -48,7 +57,7 @@ class Predictions:
     batch_size: int = 32
     n_best: int | None = None
     scores: bool = False
-    alignments: bool = False
+    alignments: str | None = None
     max_characters: int = MAX_CHARACTERS
 
     def __post_init__(self) -> None:
@@ -64,7 +73,8 @@ class Predictions:
             raise UsageError("alignments cannot be combined with scores or n_best, expected one")
         if self.generates:
             self.check_generation()
-        if self.alignments:
+        if self.alignments is not None:
+            check_choice("alignments", self.alignments, ALIGNMENTS)
             self.runtime.info.check_alignment()
 
     @property
@@ -147,8 +157,8 @@ class Predictions:
 
         `numbers` are the line numbers, from which the seeds of sampling are derived. A result is a
         text; with `scores` a dict of `text` and `score`; with `alignments` a dict of `text` and
-        `alignments`, such as "0-0 1-2"; with `n_best` a list of `n_best` dicts of `text` and
-        `score`, best first."""
+        `alignments`, what a function of `ALIGNMENTS` returned; with `n_best` a list of `n_best`
+        dicts of `text` and `score`, best first."""
         options = dict(self.options)
         seed = options.pop("seed", None)
         if seed is not None:
@@ -159,10 +169,11 @@ class Predictions:
         count = self.n_best or 1
         options["target_prefix"] = [example.get("target_prefix", "") for example in examples]
         options["num_return_sequences"] = count
-        if self.alignments:
+        if self.alignments is not None:
+            written = ALIGNMENTS[self.alignments]
             aligned = self.runtime.generate(texts, return_alignments=True, **options)
             return [
-                {"text": result.text, "alignments": moses_pairs(source, result)}
+                {"text": result.text, "alignments": written(source, result)}
                 for source, result in zip(texts, aligned, strict=True)
             ]
         if not self.is_scored:

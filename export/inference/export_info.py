@@ -173,13 +173,13 @@ class ExportInfo:
         and for one without an alignment graph."""
         if not (self.generates and "encoder" in self.specs):
             raise ValueError(
-                f"{self.directory} is the export of a {self.architecture}, expected an "
+                f"the export {self.directory.name!r} is a {self.architecture}, expected an "
                 "encoder-decoder model that generates for alignments"
             )
         if ALIGNMENT not in self.specs:
             raise ValueError(
-                f"{self.directory} has no alignment graph, expected one: export again with "
-                "--target cpu"
+                f"the export {self.directory.name!r} has no alignment graph, expected one: export "
+                "again with --target cpu, or with --alignments"
             )
 
     def check_unchanged(self) -> None:

@@ -253,8 +253,11 @@ def slot_shape(tensor: TensorSpec, size: SlotSize) -> list[int]:
 def next_input_name(name: str) -> str:
     """Return the name of the decoder's input that takes the output `name` in the next step.
 
-    It is "past_key_values.0.key" for "present.0.key", and "input_ids" for "next_input_ids".
+    It is "past_key_values.0.key" for "present.0.key", and "input_ids" for "next_input_ids". That of
+    the encoder's states is "encoder_hidden_states".
     """
+    if name == "last_hidden_state":
+        return "encoder_hidden_states"
     return name.removeprefix("next_").replace("present", "past_key_values")
 
 

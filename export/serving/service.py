@@ -333,12 +333,15 @@ class Service:
         await asyncio.gather(self.watch_requests(), self.watch_rest(sweep))
 
     async def watch_requests(self) -> None:
+        """Check the running requests ten times a second, and wait while there are none."""
         while True:
             await self.frame.wait()
             await asyncio.sleep(REQUEST_INTERVAL)
             self.attempt(self.frame.sweep)
 
     async def watch_rest(self, sweep: Callable[[], bool]) -> None:
+        """Check connections, the process and idle models twice a second. While none of them needs a
+        check, wait until something changes."""
         changed, is_idle = self.lifecycle.changed, False
         while True:
             if is_idle:
@@ -352,13 +355,13 @@ class Service:
             is_idle = not any(checks)
 
     def attempt(self, check: Callable[[], Any]) -> Any:
-        """Return the result of `check`, or log its error and return None: the next check runs
-        anyway."""
+        """Return the result of `check`, or log its error and return True, so that checks go on."""
         try:
             return check()
         except Exception as error:
             message = "the check of the running requests failed"
             self.log.write("error", message, error=format_error(error))
+            return True
 
     def seconds_until_unload(self) -> float | None:
         """Return the seconds until a loaded model is idle for long enough to be unloaded, or None

@@ -9,6 +9,7 @@ import re
 import unicodedata
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import numpy as np
 
@@ -19,6 +20,7 @@ NO_SPACES = re.compile(
     "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
     "\U00020000-\U0003ffff]"
 )
+
 
 RUNS = re.compile(r"\w+|[^\w\s]")  # words without their marks, and other characters
 
@@ -76,6 +78,56 @@ def word_weights(weights: np.ndarray, source: np.ndarray, target: np.ndarray) ->
     `shares` of the tokens in words."""
     means = target / np.maximum(target.sum(axis=0), 1e-6)  # a word without tokens has weights 0
     return means.T @ weights @ source
+
+
+def with_source_words(
+    texts: tuple[str, str],
+    tokens: tuple[list[Span], list[Span]],
+    weights: np.ndarray,
+    unknown: Sequence[int],
+) -> tuple[tuple[str, str], tuple[list[Span], list[Span]]]:
+    """Return `texts`, a source and its translation, and the spans `tokens` of their tokens, with
+    source words in place of the words of the translation that have an unknown token.
+
+    Each is the source word to which the word attends most by the `weights` (T, S) of tokens.
+    `unknown` are the numbers of the unknown tokens. Those side by side are parts of one word.
+    """
+    (source, target), unknowns = texts, whole_words(texts[1], [tokens[1][n] for n in unknown])
+    known = words(source, tokens[0])
+    of_words = word_weights(weights, shares(tokens[0], known), shares(tokens[1], unknowns))
+    found = [source[slice(*known[best])] for best in of_words.argmax(axis=1)] if known else []
+    text, last = "", 0
+    starts: list[int] = []  # where a token begins now, by the place where it began
+    ends: list[int] = []
+    end_of_text = (len(target), len(target)), ""
+    for (start, end), word in [*zip_longest(unknowns, found, fillvalue=""), end_of_text]:
+        text += target[last:start]
+        unmoved = range(len(text) - (start - last), len(text) + 1)
+        inside = max(end - start - 1, 0)
+        starts += [*unmoved, *[len(text)] * inside]
+        text += word
+        ends += [*unmoved, *[len(text)] * inside]
+        last = end
+    moved = [(starts[start], ends[end]) for start, end in tokens[1]]
+    return (source, text), (tokens[0], moved)
+
+
+def whole_words(text: str, spans: Sequence[Span]) -> list[Span]:
+    """Return `spans` in `text`, in order, without the white space around them, but with the letters
+    that touch them. Those that touch become one."""
+    found: list[Span] = []
+    for start, end in spans:
+        start += len(text[start:end]) - len(text[start:end].lstrip())
+        end = start + len(text[start:end].rstrip())
+        while start > 0 and is_of_word(text[start - 1]):
+            start -= 1
+        while end < len(text) and is_of_word(text[end]):
+            end += 1
+        if found and start <= found[-1][1]:
+            start = found.pop()[0]
+        if start < end:
+            found.append((start, end))
+    return found
 
 
 def mutual_best(weights: np.ndarray) -> list[tuple[int, int]]:
@@ -137,8 +189,10 @@ def diagonal_alignment(source: str, target: str) -> Alignment:
     return Alignment(target, *spans, weights)
 
 
-def shifted(alignment: Alignment, source: int, target: int) -> Alignment:
+def moved(alignment: Alignment, source: int, target: int) -> Alignment:
     """Return `alignment` with spans in texts that begin `source` and `target` characters before."""
     spans = ((alignment.source, source), (alignment.target, target))
-    moved = [[(start + by, end + by) for start, end in group] for group, by in spans]
-    return replace(alignment, source=moved[0], target=moved[1])
+    source_spans, target_spans = (
+        [(start + by, end + by) for start, end in group] for group, by in spans
+    )
+    return replace(alignment, source=source_spans, target=target_spans)

@@ -60,7 +60,7 @@ class Detokenizer:
 
     def decode(self, tokens: list[int]) -> str:
         with tokenizer_errors(self.path):
-            return self.tokenizer.decode(tokens, skip_special_tokens=True)
+            return self.tokenizer.decode(tokens, skip_special_tokens=False)
 
 
 class TokenNames:

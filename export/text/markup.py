@@ -22,7 +22,8 @@ import numpy as np
 from .alignments import NO_SPACES, Alignment
 from .tasks.sentences import has_letters
 
-Run = tuple[int, int]  # the first of some target words, and the one after the last
+Run = tuple[int, int]  # the first of some words, and the one after the last
+Gains = tuple[int, np.ndarray]  # the first of some target words, and what each of them gains
 CLOSING_MARKS = ".,;:!?…%)]}»”’'\"。、，！？"  # no space before them
 # A footnote such as `<sup>1</sup>` or `<a>[*]</a>` stands directly behind or before a word, or
 # behind a mark that does not divide a number.
@@ -72,7 +73,8 @@ class Atom:
 @dataclass
 class Element:
     """An element around the characters from `start` to `end` of the text to translate, with the
-    marks within it. `opening` and `closing` are its tags."""
+    marks within it. `opening` and `closing` are its tags. The first is empty for an element that
+    began before the text, and the last for one that ends after it."""
 
     opening: str
     start: int
@@ -398,7 +400,7 @@ class Placement:
     def arranged(self, marks: Sequence[Mark], within: Run) -> list[tuple[int, int, Mark]]:
         """Return (start, end, mark) of each mark in the order of the words. An atom has equal start
         and end, and an element without a free word becomes an atom."""
-        runs = self.runs(marks, within)
+        runs, inner = self.runs(marks, within)
         taken = sorted(runs.values())
         keys = []
         arranged: list[Mark] = []
@@ -409,7 +411,7 @@ class Placement:
                 arranged.append(mark)
                 continue
             atom = mark if isinstance(mark, Atom) else Atom(mark.content, mark.start, HIDDEN)
-            gap = self.gap(atom, within, taken)
+            gap = self.gap(atom, inner, taken)
             keys.append((gap, int(atom.precedes_word), gap, number))
             arranged.append(atom)
         return [(start, end, arranged[number]) for start, _, end, number in sorted(keys)]
@@ -438,24 +440,51 @@ class Placement:
     def block_number(self, source_word: int) -> int:
         return bisect_right(self.blocks, source_word, key=lambda block: block.source) - 1
 
-    def runs(self, marks: Sequence[Mark], within: Run) -> dict[int, Run]:
-        """Return the run of each element in `marks` by its number. Elements that no free word of
-        the run `within` is left for are missing.
+    def runs(self, marks: Sequence[Mark], within: Run) -> tuple[dict[int, Run], Run]:
+        """Return the run of each element in `marks` by its number, and the run of what is between
+        an element that began before the text and one that ends after it. Elements that no free word
+        of the run `within` is left for are missing.
 
         The element with the largest sum comes first, and the others take words that are left. A
         word that two elements share belongs to the first of them.
         """
-        gains: dict[int, tuple[int, np.ndarray]] = {}
-        words_end = 0
+        low, high = within
+        words = self.source_words(marks)
+        runs: dict[int, Run] = {}
+        if marks and 0 in words and is_open_ended(marks[0], "opening"):
+            low = self.edge(words.pop(0), (low, high), 1)
+            runs[0] = within[0], low
+        last = len(marks) - 1
+        if last in words and is_open_ended(marks[last], "closing"):
+            high = self.edge(words.pop(last), (low, high), -1)
+            runs[last] = high, within[1]
+        gains = {number: self.gains(source, (low, high)) for number, source in words.items()}
+        runs = {number: run for number, run in runs.items() if run[0] < run[1]}
+        return runs | separate_runs(gains, (low, high)), (low, high)
+
+    def edge(self, source: Run, within: Run, direction: int) -> int:
+        """Return where an element around the `source` words ends that begins with the run `within`,
+        or where it begins if `direction` is -1 and it ends with the run."""
+        start, gains = self.gains(source, within)
+        if not len(gains):
+            return within[0] if direction == 1 else within[1]
+        number = int(np.cumsum(gains[::direction]).argmax()) + 1
+        return start + number if direction == 1 else start + len(gains) - number
+
+    def source_words(self, marks: Sequence[Mark]) -> dict[int, Run]:
+        """Return the source words of each element in `marks` that has some, by its number. A word
+        that two elements share belongs to the first of them."""
+        words: dict[int, Run] = {}
+        end = 0
         for number, mark in enumerate(marks):
             if isinstance(mark, Element):
-                first = max(words_end, bisect_right(self.source_ends, mark.start))
-                words_end = max(words_end, bisect_left(self.source_starts, mark.end))
-                if first < words_end:
-                    gains[number] = self.gains((first, words_end), within)
-        return separate_runs(gains, within)
+                start = max(end, bisect_right(self.source_ends, mark.start))
+                end = max(end, bisect_left(self.source_starts, mark.end))
+                if start < end:
+                    words[number] = start, end
+        return words
 
-    def gains(self, source: Run, within: Run) -> tuple[int, np.ndarray]:
+    def gains(self, source: Run, within: Run) -> Gains:
         """Return (first word, gains) of target words in the run `within`: how much more than half
         of its share is in the `source` words. Words of other sentences are left out."""
         first, end = source
@@ -467,6 +496,11 @@ class Placement:
         low, start = within[0], blocks[0].target
         gains = np.concatenate(shares)[max(low - start, 0) : max(within[1] - start, 0)] - 0.5
         return max(low, start), gains
+
+
+def is_open_ended(mark: Mark, tag: str) -> bool:
+    """Return True if `mark` is an element without its `tag`, "opening" or "closing"."""
+    return isinstance(mark, Element) and not getattr(mark, tag)
 
 
 def columns(spans: Sequence[Run]) -> tuple[list[int], list[int]]:
@@ -487,7 +521,7 @@ def word_shares(weights: np.ndarray) -> np.ndarray:
     return squares / squares.sum(axis=1, keepdims=True)
 
 
-def separate_runs(gains: dict[int, tuple[int, np.ndarray]], within: Run) -> dict[int, Run]:
+def separate_runs(gains: dict[int, Gains], within: Run) -> dict[int, Run]:
     """Return the run of each number of `gains`, (first word, gains of the words from there on), in
     the run `within`. Runs do not overlap. Those with larger sums come first."""
     low, high = within

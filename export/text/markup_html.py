@@ -65,6 +65,8 @@ ENDED_BY = {
 
 
 TEXT, OPEN, CLOSE, ATOM, BREAK = "text", "open", "close", "atom", "break"
+# tags of elements that end after the phrase, or began before it
+LOOSE_OPEN, LOOSE_CLOSE = "loose open", "loose close"
 
 
 class Token(NamedTuple):
@@ -179,16 +181,20 @@ def phrase_texts(html: str, tokens: list[Token], keep: re.Pattern | None) -> lis
     if tokens[-1].kind == TEXT:
         end = start + len(html[start:end].rstrip(SPACE))
     text = marked_text(html, tokens, html[start:end], keep)
-    parts = [html[first:start], text, html[end:last]]
-    return parts if has_letters(text.text) else [html[first:last]]
+    if not has_letters(text.text):
+        return [html[first:last]]
+    return [part for part in (html[first:start], text, html[end:last]) if part]
 
 
 def nested(tokens: Sequence[Token]) -> list[Token]:
-    """Return `tokens` with atoms in place of tags that do not nest, and of those that are in more
-    than `MAX_DEPTH` elements."""
+    """Return `tokens`, those of a phrase, with loose tags of elements that are not complete in it.
+
+    A tag that does not nest, or is in more than `MAX_DEPTH` elements, becomes an atom.
+    """
     open_tags: list[int] = []
     counts: Counter[str] = Counter()
-    pairs: set[int] = set()
+    kinds = [token.kind if token.kind in (TEXT, ATOM) else "" for token in tokens]
+    ends = []  # numbers of end tags without a start tag
     for number, token in enumerate(tokens):
         if token.kind == OPEN:
             open_tags.append(number)
@@ -198,29 +204,30 @@ def nested(tokens: Sequence[Token]) -> list[Token]:
                 counts[tokens[inner].name] -= 1
             counts[token.name] -= 1
             if len(open_tags) < MAX_DEPTH:
-                pairs |= {inner, number}
+                kinds[inner], kinds[number] = OPEN, CLOSE
+        elif token.kind == CLOSE:
+            ends.append(number)
+    kinds_of_loose = ((open_tags[:MAX_DEPTH], LOOSE_OPEN), (ends[-MAX_DEPTH:], LOOSE_CLOSE))
+    for numbers, kind in kinds_of_loose:
+        for number in numbers:
+            kinds[number] = kind
     return [
-        token if token.kind in (TEXT, ATOM) or number in pairs else loose_tag(token)
-        for number, token in enumerate(tokens)
+        token._replace(kind=kind) if kind else token._replace(kind=ATOM, name="")
+        for token, kind in zip(tokens, kinds)
     ]
-
-
-def loose_tag(token: Token) -> Token:
-    return token._replace(kind=ATOM, name="")
 
 
 def without_edges(html: str, tokens: list[Token]) -> list[Token]:
-    """Return `tokens` without white space and atoms at both ends, unless they are words."""
-    inner = [
-        number
-        for number, token in enumerate(tokens)
-        if (
-            KINDS.get(token.name) == WORD
-            if token.kind == ATOM
-            else html[token.start : token.end].strip(SPACE)
-        )
-    ]
+    """Return `tokens` without what stays at both ends: white space, loose tags, and atoms that are
+    no words."""
+    inner = [number for number, token in enumerate(tokens) if is_inner(html, token)]
     return tokens[inner[0] : inner[-1] + 1] if inner else []
+
+
+def is_inner(html: str, token: Token) -> bool:
+    if token.kind == TEXT:
+        return bool(html[token.start : token.end].strip(SPACE))
+    return token.kind in (OPEN, CLOSE) or (token.kind == ATOM and KINDS.get(token.name) == WORD)
 
 
 def marked_text(
@@ -230,20 +237,25 @@ def marked_text(
     texts = [html[token.start : token.end] for token in tokens if token.kind == TEXT]
     escape = escaper("".join(texts))
     builder = MarkedTextBuilder(keep, escape)
-    starts = []
+    first, last = tokens[0].start, tokens[-1].end
+    starts = [first for token in tokens if token.kind == LOOSE_CLOSE]
+    for _ in starts:
+        builder.open_element("")
     for token, following in zip(tokens, [*tokens[1:], None]):
         text = html[token.start : token.end]
         if token.kind == TEXT:
             builder.add_text(SPACES.sub(" ", unescape(text)))
         elif token.kind == ATOM:
             builder.add_atom(text, KINDS.get(token.name, IMAGE))
-        elif token.kind == OPEN:
+        elif token.kind in (OPEN, LOOSE_OPEN):
             starts.append(token.start)
             builder.open_element(text)
         else:
             has_text = following is not None and following.kind == TEXT
             next_character = html[token.end] if has_text else ""
             builder.close_element(text, html[starts.pop() : token.end], next_character)
+    while starts:
+        builder.close_element("", html[starts.pop() : last], "")
     return MarkedText(builder.text, builder.marks, raw, escape)
 
 

@@ -47,14 +47,14 @@ def model_facts(
     warnings = file_problems(info) + scale_problems(info)
     if info.config["model_type"] != VISION:
         facts |= token_facts(info)
+        warnings += text_problems(info)
     if tokenizer is not None:
         warnings += vocabulary_problems(info, tokenizer)
     if EMBED in tasks:
         facts |= embedding_facts(info)
-        warnings += pooling_problems(info) + text_problems(info)
+        warnings += pooling_problems(info)
     if EMBED_SPARSE in tasks:
         facts |= sparse_facts(info)
-        warnings += text_problems(info)
     if CLASSIFY in tasks or CLASSIFY_IMAGES in tasks:
         facts |= label_facts(info)
     if "id2label" in info.config and not LABELED.isdisjoint(tasks):

@@ -2,7 +2,7 @@
 runs. `TextRuntime` implements them."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -55,7 +55,9 @@ class Translator(TextModel, Protocol):
     @property
     def special_ids(self) -> frozenset[int]: ...
 
-    def detokenizer(self) -> Detokenizer | CleaningDetokenizer:
+    def detokenizer(
+        self, hidden: Collection[int] | None = None
+    ) -> Detokenizer | CleaningDetokenizer:
         """Return an incremental detokenizer for one row of tokens."""
 
     @property
@@ -84,6 +86,6 @@ class Translator(TextModel, Protocol):
         options: Sequence[Options],
         *,
         seeds: Sequence[int] | None = None,
-        are_aligned: Sequence[bool] | None = None,
+        is_aligned: bool | Sequence[bool] = False,
     ) -> list[Generated]:
-        """Return the result of each of `rows`, with its alignment where `are_aligned` is true."""
+        """Return the result of each of `rows`."""

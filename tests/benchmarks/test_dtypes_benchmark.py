@@ -3,8 +3,10 @@
 import dtypes
 import numpy as np
 import pytest
-from heads import MANY, save_head, word_pieces
+from heads import save_head, word_pieces
 from scipy.stats import spearmanr
+
+THINGS = ("man", "house", "woman", "book", "river")
 
 
 def test_numbers_match_scipy_and_a_search_row_by_row():
@@ -40,7 +42,8 @@ def test_numbers_match_scipy_and_a_search_row_by_row():
 
 def test_interrupted_call_goes_on_and_prints_every_checkpoint(tmp_path, monkeypatch, capsys):
     save_head("VanillaEncoderModel", word_pieces(), tmp_path / "model")
-    (tmp_path / "texts").write_text("\n".join(text for text in MANY * 3 if text.strip()))
+    texts = [f"{kind} {thing}" for kind in ("old", "red", "the") for thing in THINGS]
+    (tmp_path / "texts").write_text("\n".join(texts))
     files = ["--inputs", "texts", "--calibrate", "texts", "--work", "work", "--out", "out.json"]
     command = ["model", *files, "--lines", "14", "--repeats", "1"]
     monkeypatch.chdir(tmp_path)

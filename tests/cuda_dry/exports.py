@@ -68,9 +68,9 @@ def write_checkpoint(case: Case, folder: Path) -> None:
     config = Config(source.config(), source.architecture)
     shapes = weight_shapes(class_name, config.values)
     names = {bare(name): name for name in shapes}
-    tied = [names[name] for name in reversed(tied_names(config)) if name in names]
-    for name in tied[1:]:
-        del shapes[name]  # one tensor for all, the embeddings: torch expects no head
+    tied = [names[name] for name in tied_names(config) if name in names]
+    for name in sorted(tied, key=lambda name: "lm_head" in name)[1:]:
+        del shapes[name]  # one tensor for all: the embeddings that torch stores
     weights = {name: rng.normal(0, 0.2, shape) for name, shape in shapes.items()}
     save_file(
         {name: array.astype(np.float32) for name, array in weights.items()},

@@ -46,17 +46,18 @@ def model_of(name):
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """A function from a name, a dtype and heads to a model in torch and the directory of its cpu
-    export."""
+    """A function from a name, a dtype, heads and options of the export to a model in torch and the
+    directory of its export, by default for cpu."""
     made = {}
 
-    def make(name, dtype="fp32", heads=HEADS):
-        key = name, dtype, heads is None
+    def make(name, dtype="fp32", heads=HEADS, **options):
+        key = name, dtype, heads is None, *options.items()
         if key not in made:
             model, folder = model_of(name), tmp_path_factory.mktemp(name)
             model.config.alignment_heads = heads
             model.save_pretrained(folder / "checkpoint")
-            export(folder / "checkpoint", folder / "export", target="cpu", dtype=dtype, cases=2)
+            options = {"target": "cpu", "dtype": dtype, "cases": 2} | options
+            export(folder / "checkpoint", folder / "export", **options)
             made[key] = model, folder / "export"
         return made[key]
 
@@ -77,10 +78,11 @@ def torch_weights(model, source, target, heads):
     return torch.stack(rows).mean(0).numpy()
 
 
+@pytest.mark.parametrize("target", ["cpu", "portable", "cuda"])
 @pytest.mark.parametrize("name", ["seq2seq", "seq2seq-t5", "seq2seq-nllb"])
-def test_weights_are_those_of_torch(exported, name):
-    model, directory = exported(name)
-    found = Runtime(directory).alignments(SOURCES, TARGETS)
+def test_weights_are_those_of_torch(exported, name, target):
+    model, directory = exported(name, target=target, alignments=True)
+    found = Runtime(directory, device="cpu").alignments(SOURCES, TARGETS)
     for weights, source, target in zip(found, SOURCES, TARGETS, strict=True):
         assert (weights.shape, weights.dtype) == ((len(target) - 1, len(source)), np.float32)
         expected = torch_weights(model, source, target, HEADS)
@@ -188,6 +190,29 @@ def test_requests_of_a_server_are_aligned_beside_others(exported, without_encodi
     check_alignments(runtime, *columns)
 
 
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("target", ["portable", "cuda"])
+def test_other_targets_align_what_they_generate(exported, without_encoding, target, search):
+    """Their rows leave batches, change places as beams, or are searched by graphs."""
+    _, directory = exported("seq2seq-nllb", target=target, alignments=True)
+    runtime, sources = Runtime(directory, device="cpu"), random_rows(12, seed=3)
+    options = dict(max_new_tokens=12) | SEARCHES[search]
+    rows = runtime.inputs(*pad_sequences(sources, PAD), None, options)
+    found = runtime.sequences([dataclasses.replace(row, is_aligned=True) for row in rows])
+    without_encoding()
+    for source, row, sequences in zip(sources, rows, found, strict=True):
+        for sequence in sequences:
+            [alone] = runtime.alignments([source], [[*row.prompt, *sequence.tokens]])
+            np.testing.assert_allclose(sequence.alignment, alone, rtol=0, atol=1e-6)
+
+
+def test_shortlist_does_not_change_weights(exported):
+    """A shortlist has other logits, but the graph has none."""
+    model, directory = exported("seq2seq", shortlist=tuple(range(4, 20)))
+    for weights, *pair in zip(Runtime(directory).alignments(SOURCES, TARGETS), SOURCES, TARGETS):
+        np.testing.assert_allclose(weights, torch_weights(model, *pair, HEADS), rtol=0, atol=1e-5)
+
+
 def test_masked_source_tokens_have_no_weight(exported):
     runtime = Runtime(exported("seq2seq")[1])
     mask = np.array([[1, 0, 1, 1]])
@@ -252,8 +277,24 @@ def test_export_without_graph_generates_and_says_what_it_lacks(exported, tmp_pat
     (old / "manifest.json").write_text(json.dumps(manifest))
     runtime = Runtime(old)
     assert runtime.generate(np.array(SOURCES[:1])).shape[0] == 1
-    with raises(ValueError, seen="no alignment graph", expected="--target cpu"):
+    with raises(ValueError, seen="no alignment graph", expected=("--target cpu", "--alignments")):
         runtime.alignments(SOURCES, TARGETS)
+
+
+@pytest.mark.parametrize("target", ["portable", "cuda"])
+def test_only_cpu_has_the_graph_by_itself(exported, target):
+    model, directory = exported("seq2seq", target=target)
+    manifest = json.loads((directory / "manifest.json").read_text())
+    assert "alignment" not in manifest and not list(directory.glob("onnx/*alignment*"))
+    with raises(ValueError, seen="no alignment graph", expected="--alignments"):
+        Runtime(directory, device="cpu").alignments(SOURCES, TARGETS)
+    _, other = exported("seq2seq", target=target, alignments=True)
+    assert json.loads((other / "manifest.json").read_text())["alignment"] == {"heads": HEADS}
+
+
+def test_bfloat16_has_no_graph(exported):
+    with raises(ValueError, seen="bf16", expected="fp16"):
+        exported("seq2seq", "bf16", target="cuda", alignments=True)
 
 
 @pytest.mark.parametrize(

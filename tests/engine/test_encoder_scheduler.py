@@ -12,6 +12,7 @@ from heads import HEADS, MANY, PAIRS, close, export_for_images, save_head, token
 from messages import raises
 
 from vanilla_transformer_export import ImageRuntime, Runtime, TextRuntime, export
+from vanilla_transformer_export.engine import encoder
 from vanilla_transformer_export.engine.encoder import (
     EncoderGraph,
     EncoderInputs,
@@ -104,6 +105,17 @@ def test_max_batch_rows_depends_on_device(export_head):
     assert graph.max_batch_rows(row) == 2 * 256 // 8
     model.loaded = replace(model.loaded, device="cuda")
     assert graph.max_batch_rows(row) == 16384 // 8
+
+
+def test_rows_that_may_run_together_are_measured_once(export_head, monkeypatch):
+    directory = export_head("classify", MEAN, target="cpu")
+    first = EncoderGraph(Runtime(directory, threads=1).model)
+    measured = []
+    monkeypatch.setattr(encoder, "MEASURED", {**encoder.MEASURED})
+    monkeypatch.setattr(encoder, "invariant_rows", lambda *graph: measured.append(graph) or (1, 7))
+    again = EncoderGraph(Runtime(directory, threads=1).model)
+    assert (again.max_rows, again.min_rows) == (first.max_rows, first.min_rows)
+    assert EncoderGraph(Runtime(directory, threads=3).model).max_rows == 7 and len(measured) == 1
 
 
 @pytest.mark.slow

@@ -255,6 +255,48 @@ def test_alternatives_are_next_best_beams(client, alone):
     assert one["translatedText"] == alone.translate(sentences[:1])[0]
 
 
+def pairs(translation):
+    return [[list(one), list(other)] for one, other in translation.alignments]
+
+
+def test_alignments_are_those_of_translate(client, alone):
+    found = alone.translate([TEXT, "w5 12:30"], return_alignments=True)
+    assert len(found[0].alignments) > 2
+    expected = {"translatedText": found[0].text, "alignments": pairs(found[0])}
+    assert answer(client, {"q": TEXT, "alignments": True}) == expected
+    form = {**ENGLISH, "q": TEXT, "alignments": "true"}
+    assert client.post("/translate", data=form).json() == expected
+    assert answer(client, {"q": [TEXT, " ", "w5 12:30"], "alignments": True}) == {
+        "translatedText": [found[0].text, " ", found[1].text],
+        "alignments": [pairs(found[0]), [], pairs(found[1])],
+    }
+    for off in (None, False):
+        assert answer(client, {"q": TEXT, "alignments": off}) == {"translatedText": found[0].text}
+
+
+def test_alignments_beside_alternatives_are_of_the_best_translation(client, alone):
+    options = dict(num_beams=4, num_return_sequences=4)
+    best, *_ = alone.generate(["w5 w6 w30 ."], return_alignments=True, **options)
+    found = answer(client, {"q": "w5 w6 w30 .", "alignments": True, "alternatives": 3})
+    assert len(found["alternatives"]) > 0
+    assert (found["translatedText"], found["alignments"]) == (best.text, pairs(best))
+
+
+def test_alignments_of_html_and_without_a_graph_are_rejected(client, model):
+    body = {**ENGLISH, "q": "w5", "alignments": True}
+    html = error_message(client.post("/translate", json={**body, "format": "html"}))
+    check_message(html, seen=("alignments", "html"), expected="text")
+    lacking = copy.copy(model)
+    specs = {role: spec for role, spec in model.info.specs.items() if role != "alignment"}
+    lacking.plan = dataclasses.replace(
+        model.plan, info=dataclasses.replace(model.info, specs=specs)
+    )
+    with serving(lacking) as url, httpx.Client(base_url=url) as other:
+        message = error_message(other.post("/translate", json=body))
+        check_message(message, seen="no alignment graph", expected="--target cpu")
+        assert answer(other, {"q": "w5"})["translatedText"]
+
+
 HTML = (
     '<p class="a">w5 w6 <b>w30</b> &amp; W7.\n <code>w8</code> w9 <i>w20<br>w21</i><!-- w9 --></p>'
 )
@@ -450,6 +492,10 @@ def test_language_words_are_prepended_to_text(load, alone, monkeypatch):
             assert answer(client, {"q": "w5 w6. W7.", "target": target}) == {
                 "translatedText": expected
             }
+            [aligned] = alone.translate([f"{word} w5 w6. W7."], return_alignments=True)
+            spans = [[[place - 8 for place in one], other] for one, other in pairs(aligned)]
+            found = answer(client, {"q": "w5 w6. W7.", "target": target, "alignments": True})
+            assert found == {"translatedText": expected, "alignments": spans} and spans
 
 
 def test_model_of_unknown_languages_accepts_any_code_but_auto(model, alone):

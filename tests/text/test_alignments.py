@@ -9,6 +9,7 @@ from vanilla_transformer_export.text.alignments import (
     align_words,
     mutual_best,
     shares,
+    with_source_words,
     words,
 )
 from vanilla_transformer_export.text.detokenizer import Detokenizer
@@ -76,6 +77,32 @@ def test_moses_pairs_number_words_between_white_space():
     pairs = [((0, 1), (0, 3)), ((2, 5), (5, 9)), ((5, 6), (10, 11)), ((7, 11), (12, 17))]
     assert moses_pairs("A dog, runs", Translation(target, pairs)) == "0-0 1-1 1-2 2-3"
     assert moses_pairs("", Translation("", [])) == ""
+
+
+def test_words_with_unknown_tokens_become_source_words():
+    """A part of a name, a word of two unknown tokens, and one between spaces."""
+    source = "Dražen eats 龍龍 and 😀."
+    target = "Dra<unk>en isst <unk><unk> und <unk>."
+    source_tokens = [(0, 3), (3, 4), (4, 6), (7, 11), (12, 14), (15, 18), (19, 20), (20, 21)]
+    target_tokens = [
+        (0, 3), (3, 8), (8, 10), (10, 15), (15, 21), (21, 26), (26, 30), (30, 36), (36, 37),
+    ]  # fmt: skip
+    rows = [0, 1, 2, 3, 4, 4, 5, 6, 7]  # the source token of each target token
+    weights = np.eye(8, dtype=np.float32)[rows]
+    (_, text), (_, spans) = with_source_words(
+        (source, target), (source_tokens, target_tokens), weights, [1, 4, 5, 7]
+    )
+    assert text == "Dražen isst 龍龍 und 😀."
+    pieces = [text[start:end] for start, end in spans]
+    assert pieces[:4] == ["Dražen"] * 3 + [" isst"]
+    assert pieces[4].strip() == pieces[5] == "龍龍"
+    assert (pieces[6], pieces[7].strip(), pieces[8]) == (" und", "😀", ".")
+
+
+def test_unknown_word_of_a_source_without_words_is_left_out():
+    tokens = [(0, 0)], [(0, 5)]
+    (_, text), _ = with_source_words((" ", "<unk>"), tokens, np.ones((1, 1), np.float32), [0])
+    assert text == ""
 
 
 def test_tokens_of_a_character_have_its_span():

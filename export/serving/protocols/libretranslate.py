@@ -12,6 +12,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from ...errors import RequestError, nearest
 from ...text.languages import Direction, language_name
+from ...text.tasks.alignment import Aligning, shifted
+from ...text.tasks.alignment import Translation as AlignedText
 from ...text.tasks.translation import HTML, Splitting
 from ..models import ServedModel
 from ..translation.translator import call_off_loop, translate
@@ -75,6 +77,10 @@ class Translation(BaseModel):
             ),
         )
     )
+    alignments: Annotated[bool, BeforeValidator(lambda value: value or False)] = Field(
+        False,
+        description="add the words that belong together; only with the format text",
+    )
     copy_letterless: bool = Field(
         True, description="copy sentences without letters, such as 12:30 or ***"
     )
@@ -89,6 +95,10 @@ class Translation(BaseModel):
     model: str | None = Field(
         None, description="name of a model, if several translate these languages"
     )
+
+
+Span = tuple[int, int]  # of characters in a text
+Pairs = list[tuple[Span, Span]]
 
 
 class DetectedLanguage(BaseModel):
@@ -107,6 +117,13 @@ class Translated(BaseModel):
     )
     alternatives: list[str] | list[list[str]] | None = Field(
         None, description="other translations, if the request has alternatives"
+    )
+    alignments: Pairs | list[Pairs] | None = Field(
+        None,
+        description=(
+            "words of the text and of translatedText that belong together, if the request has "
+            "alignments: the start and the end of their characters"
+        ),
     )
 
 
@@ -148,7 +165,8 @@ async def translate_texts(request: Request) -> JSONResponse:
     count = body.alternatives + 1
     markup = HTML if body.format == HTML else None
     splitting = Splitting(True, body.copy_letterless, direction.source, markup, body.keep)
-    translations = await translate_items(model, direction, texts, count, splitting)
+    aligning = Aligning(body.alignments)
+    translations = await translate_items(model, direction, texts, count, splitting, aligning)
     return JSONResponse(response_fields(body, direction, translations), headers=warnings(body))
 
 
@@ -162,13 +180,18 @@ def warnings(body: Translation) -> dict[str, str]:
 
 
 def check_counts(request: Request, model: ServedModel, body: Translation) -> None:
-    """Raise RequestError 400 if there are more texts than the setting `max_batch`. A translation
-    and its alternatives must also fit into the slots of a worker."""
+    """Raise RequestError 400 if there are more texts than the setting `max_batch`, and for
+    alignments of HTML. A translation and its alternatives must also fit into the slots of a
+    worker."""
     assert model.scheduler is not None  # every model that translates has one
     max_texts = server_settings(request).max_batch
     if isinstance(body.q, list) and len(body.q) > max_texts:
         raise RequestError(
             400, f"Invalid request: q has {len(body.q)} texts, expected at most {max_texts}"
+        )
+    if body.alignments and body.format == "html":
+        raise RequestError(
+            400, "Invalid request: alignments is true with the format html, expected text"
         )
     rows = model.admission.slot_size.rows
     if body.alternatives >= rows:
@@ -179,14 +202,19 @@ def check_counts(request: Request, model: ServedModel, body: Translation) -> Non
 
 
 def response_fields(
-    body: Translation, direction: Direction, translations: list[list[str]]
+    body: Translation, direction: Direction, translations: list[list[Any]]
 ) -> dict[str, Any]:
     """Return the fields of a `Translated` response, by name.
 
     If the request `body` has one text, the values are those of the text, not lists with one item.
-    `translations` has all translations of each text, best first. `direction` has the source and
-    target language. Alternatives that are empty or occur twice are omitted.
+    `translations` has all translations of each text, best first. They are texts, or have alignments
+    if the request asks for them. `direction` has the source and target language. Alternatives that
+    are empty or occur twice are omitted.
     """
+    aligned: list[Any] = []
+    if body.alignments:
+        aligned = [best.alignments for best, *_ in translations]
+        translations = [[each.text for each in group] for group in translations]
     fields: dict[str, list] = {"translatedText": [best for best, *_ in translations]}
     if body.source == AUTO:
         fields["detectedLanguage"] = [{"confidence": 0, "language": direction.source}] * len(
@@ -197,22 +225,31 @@ def response_fields(
             [other for other in dict.fromkeys(others) if other not in ("", best)]
             for best, *others in translations
         ]
+    if body.alignments:
+        fields["alignments"] = aligned
     return (
         {name: values[0] for name, values in fields.items()} if isinstance(body.q, str) else fields
     )
 
 
 async def translate_items(
-    model: ServedModel, direction: Direction, texts: list[str], count: int, splitting: Splitting
-) -> list[list[str]]:
+    model: ServedModel,
+    direction: Direction,
+    texts: list[str],
+    count: int,
+    splitting: Splitting,
+    aligning: Aligning,
+) -> list[list[Any]]:
     """Return `count` translations of each text, best first. The only result of a blank text is that
     text.
 
     For `count` above 1, beam search has `count` beams, or the model's number of beams if that is
     larger. `splitting` says how texts are split into sentences, and their markup. `direction` has
-    the source and target language.
+    the source and target language. For `aligning` see `translate`.
     """
-    translations = [[text] for text in texts]
+    translations: list[list[Any]] = [
+        [AlignedText(text, [])] if aligning.return_alignments else [text] for text in texts
+    ]
     indices = [index for index, text in enumerate(texts) if text.strip()]
     options: dict[str, Any] = {}
     if count > 1:
@@ -221,10 +258,16 @@ async def translate_items(
     if indices:
         inputs = [direction.add_word(texts[index]) for index in indices]
         translated = await translate(
-            model, inputs, direction.src_lang, direction.tgt_lang, splitting, **options
+            model, inputs, direction.src_lang, direction.tgt_lang, splitting, aligning, **options
         )
-        for index, outputs in zip(indices, translated):
+        for index, text, outputs in zip(indices, inputs, translated):
             translations[index] = outputs
+            if aligning.return_alignments:
+                added = len(text) - len(texts[index])  # a language word
+                translations[index] = [
+                    each._replace(alignments=shifted(each.alignments, -added, 0))
+                    for each in outputs
+                ]
     return translations
 
 

@@ -282,6 +282,9 @@ async def info(request: Request, model: str | None = None) -> Response:
     }
     tokenizer = getattr(served.runtime, "tokenizer", None)  # only of a loaded model of texts
     choices = await asyncio.to_thread(model_facts, served.info, arrangement.threads, tokenizer)
+    # a path of the server is none of the client's business
+    directory, problems = str(served.info.directory), choices["warnings"]
+    facts["warnings"] = [problem.replace(directory, served.name) for problem in problems]
     return JSONResponse(choices | facts)
 
 

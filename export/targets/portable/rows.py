@@ -10,6 +10,7 @@ from ...inference.rows import (
     INITIAL_CAPACITY,
     GenerationRequest,
     check_memory,
+    cross_states,
 )
 from ...inference.session import LoadedExport
 
@@ -42,8 +43,7 @@ class PortableRowsFactory:
         feeds = {}
         if request.source is not None:
             ids, mask = request.source
-            feeds["encoder_hidden_states"] = self.export.encode(ids, mask)["last_hidden_state"]
-            feeds["encoder_attention_mask"] = mask
+            feeds = cross_states(self.export.encode(ids, mask)) | {"encoder_attention_mask": mask}
         return PortableRows(self.export, feeds, len(request.input_ids))
 
 

@@ -2,12 +2,34 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...engine.inputs import Generated
-from ..alignments import Alignment, Span, align_words, shifted
+from ...inference.export_info import ExportInfo
+from ..alignments import Alignment, Span, align_words, moved, with_source_words
+from ..checks import check_flags
 from ..text_model import Translator
 from ..token_spans import source_spans, target_spans
+
+WEIGHT_DIGITS = 4  # after the point, of weights in JSON
+
+
+class Aligning(NamedTuple):
+    """What a call does with alignments: return them, or replace unknown words by them."""
+
+    return_alignments: bool = False
+    replace_unknowns: bool = False
+
+    @property
+    def is_needed(self) -> bool:
+        return self.return_alignments or self.replace_unknowns
+
+    def check(self, info: ExportInfo) -> None:
+        """Raise UsageError if a value is not a boolean, and ValueError if an export cannot align
+        words."""
+        check_flags(**self._asdict())
+        if self.is_needed:
+            info.check_alignment()
 
 
 class Translation(NamedTuple):
@@ -30,14 +52,24 @@ class Sentence(NamedTuple):
     """
 
     text: str
-    row: list[int]
+    row: Sequence[int]
     result: Generated
     prefix: int = 0
 
 
-def align_sentences(runtime: Translator, sentences: Sequence[Sentence]) -> list[Alignment]:
+def align_sentences(
+    runtime: Translator, sentences: Sequence[Sentence], replace_unknowns: bool = False
+) -> list[Alignment]:
     """Return the alignment of each sentence with its translation. Spans in the source begin after
-    its prefix."""
+    its prefix.
+
+    With `replace_unknowns` the words of a translation with the unknown token become the source
+    words that they are aligned with.
+    """
+    unknown = (
+        {runtime.tokenizer_settings.special_tokens["unk_token"]} if replace_unknowns else set()
+    )
+    hidden = runtime.special_ids - unknown
     encodings = runtime.encodings([sentence.text for sentence in sentences], special_tokens=False)
     results = []
     for sentence, encoding in zip(sentences, encodings, strict=True):
@@ -48,21 +80,26 @@ def align_sentences(runtime: Translator, sentences: Sequence[Sentence]) -> list[
             (max(start - before, 0), max(end - before, 0))
             for start, end in source_spans(sentence.row, encoding)
         ]
-        text, places = target_spans(tokens, runtime.detokenizer(), runtime.special_ids)
-        texts = sentence.text[before:], text
-        results.append(align_words(texts, (spans, places), weights))
+        text, places = target_spans(tokens, runtime.detokenizer(hidden), hidden)
+        texts, of_tokens = (sentence.text[before:], text), (spans, places)
+        numbers = [number for number, token in enumerate(tokens) if token in unknown]
+        if numbers:
+            texts, of_tokens = with_source_words(texts, of_tokens, weights, numbers)
+        results.append(align_words(texts, of_tokens, weights))
     return results
 
 
 def aligned_texts(
     runtime: Translator,
     texts: Sequence[str],
-    rows: list[list[int]],
-    results: list[Generated],
+    rows: Sequence[Sequence[int]],
+    results: Sequence[Generated],
+    replace_unknowns: bool = False,
 ) -> list[Alignment]:
     """Return the translation of each of `texts`, whose token ids are `rows`, with its alignment.
 
-    `results` are N for each text. A language word at the start of a text is not aligned.
+    `results` are N for each text. A language word at the start of a text is not aligned. For
+    `replace_unknowns` see `align_sentences`.
     """
     copies = len(results) // len(texts)
     sentences = [
@@ -70,10 +107,20 @@ def aligned_texts(
         for number, (text, row) in enumerate(zip(texts, rows, strict=True))
         for copy in range(copies)
     ]
-    aligned = align_sentences(runtime, sentences)
+    aligned = align_sentences(runtime, sentences, replace_unknowns)
     return [
-        shifted(alignment, before, 0)
+        moved(alignment, before, 0)
         for alignment, (*_, before) in zip(aligned, sentences, strict=True)
+    ]
+
+
+def shifted(
+    pairs: Sequence[tuple[Span, Span]], source: int, target: int
+) -> list[tuple[Span, Span]]:
+    """Return `pairs` of spans in texts that begin at the characters `source` and `target`."""
+    return [
+        ((one[0] + source, one[1] + source), (other[0] + target, other[1] + target))
+        for one, other in pairs
     ]
 
 
@@ -84,6 +131,24 @@ def moses_pairs(source: str, translation: Alignment | Translation) -> str:
     pairs = translation.alignments
     links = {(numbers[0][one[0]], numbers[1][other[0]]) for one, other in pairs}
     return " ".join(f"{one}-{other}" for one, other in sorted(links))
+
+
+def soft_alignment(source: str, translation: Alignment) -> dict[str, Any]:
+    """Return the words of `source` and of its `translation`, each with its span, and the `weights`
+    of each target word for all source words, as JSON."""
+
+    def described(text: str, spans: list[Span]) -> list[dict[str, Any]]:
+        return [{"word": text[start:end], "start": start, "end": end} for start, end in spans]
+
+    return {
+        "source": described(source, translation.source),
+        "target": described(translation.text, translation.target),
+        "weights": translation.weights.astype(float).round(WEIGHT_DIGITS).tolist(),
+    }
+
+
+# functions of a source and its translation that return what `generate --alignments` writes
+ALIGNMENTS = {"moses": moses_pairs, "json": soft_alignment}
 
 
 def word_numbers(text: str) -> list[int]:

@@ -13,7 +13,7 @@ from ...errors import UsageError
 from ...heads import TRANSLATE
 from ...inference.logits import row_seed, row_seeds
 from ...inference.options import Options, check_seeds, check_single
-from ..alignments import Alignment, diagonal_alignment, shifted
+from ..alignments import Alignment, diagonal_alignment, moved
 from ..checks import check_choice, check_flags, check_texts
 from ..languages import Choice
 from ..markup import MarkedText, kept_texts
@@ -21,6 +21,7 @@ from ..markup_html import html_texts
 from ..placeholders import Keep, keep_pattern
 from ..text_model import Translator
 from .alignment import (
+    Aligning,
     Sentence,
     Translation,
     align_sentences,
@@ -44,6 +45,7 @@ def translate(
     return_alignments: bool = False,
     markup: str | None = None,
     keep: Keep = None,
+    replace_unknowns: bool = False,
     **options: Any,
 ) -> list[Any]:
     """Return the translation of each text, of any length. Sentences are translated separately and
@@ -73,6 +75,8 @@ def translate(
         keep: what stays unchanged in the texts: a list of strings, a regular expression, or True
             for `{name}`, `%s`, `<0>` and addresses. Emoji that the vocabulary of the model lacks
             are kept too if the export has an alignment graph. False keeps nothing.
+        replace_unknowns: replace each word with the unknown token by the word of the source that it
+            is aligned with.
         options: options of `Runtime.generate`, except for several translations per text.
 
     Raises:
@@ -81,32 +85,35 @@ def translate(
             `keep`.
         ValueError: if the export is not an encoder-decoder, a text is blank or begins with an
             unknown language word, or a sentence has more tokens than the model has positions. With
-            `return_alignments` or `keep` also for an export without an alignment graph.
+            `return_alignments`, `keep` or `replace_unknowns` also for an export without an
+            alignment graph.
     """
-    check_flags(return_alignments=return_alignments)
     options = check_single(options, "translate returns")
-    if return_alignments:
-        check_unmarked(markup, keep)
-        runtime.info.check_alignment()
-        keep = False
-    splitting = Splitting(split, copy_letterless, markup=markup, keep=keep)
+    aligning = Aligning(return_alignments, replace_unknowns)
+    aligning.check(runtime.info)
+    splitting = Splitting(split, copy_letterless, None, markup, keep).for_aligning(aligning)
     require(runtime, TRANSLATE)
     plan = make_plan(runtime, texts, splitting, src_lang, tgt_lang, options)
     check_seeds(seeds, len(texts), plan.options[0].seed)
     rows = tokenize(runtime, plan)
-    are_aligned = [return_alignments or is_divided for is_divided in plan.are_divided]
+    are_aligned = [aligning.is_needed or is_divided for is_divided in plan.are_divided]
     results = translate_rows(runtime, plan, rows, are_aligned, seeds) if rows else []
-    translated = align_plan(runtime, plan, rows, results)
-    return plan.join_aligned(translated) if return_alignments else plan.join(translated)
+    return join_results(runtime, plan, rows, results, aligning)
 
 
-def check_unmarked(markup: str | None, keep: Keep) -> None:
-    """Raise UsageError if `markup` or `keep` is set, because spans do not count what they add."""
-    for name, value in (("markup", markup), ("keep", keep)):
-        if value not in (None, False):
-            raise UsageError(
-                f"{name} is {value!r:.60} with return_alignments, expected only one of them", name
-            )
+def join_results(
+    runtime: Translator,
+    plan: "Plan",
+    rows: Sequence[Sequence[int]],
+    results: Sequence[Generated],
+    aligning: Aligning,
+) -> list[Any]:
+    """Return the translation of each text of `plan`, from the token ids `rows` of its sentences and
+    their `results`. It is a text, or a `Translation` if `aligning` says so."""
+    translated = align_plan(runtime, plan, rows, results, aligning.replace_unknowns)
+    if aligning.return_alignments:
+        return plan.join_aligned(translated)
+    return plan.join(translated)
 
 
 class Splitting(NamedTuple):
@@ -126,6 +133,18 @@ class Splitting(NamedTuple):
         """Raise UsageError for a value of another type, and for an unknown `markup`."""
         check_flags(split=self.split, copy_letterless=self.copy_letterless)
         check_choice("markup", self.markup, (None, HTML))
+
+    def for_aligning(self, aligning: Aligning) -> "Splitting":
+        """Return these options, without marks if alignments are returned. Raises UsageError if
+        `markup` or `keep` is set then, because spans do not count marks."""
+        if not aligning.return_alignments:
+            return self
+        for name, value in (("markup", self.markup), ("keep", self.keep)):
+            if value is not None and value is not False:
+                raise UsageError(
+                    f"{name} is {value!r:.60} with alignments, expected only one of them", name
+                )
+        return self._replace(keep=False)
 
     def in_language(self, runtime: Translator, src_lang: str | None) -> "Splitting":
         """Return these options with the language code of `src_lang`, unless a language is set.
@@ -267,7 +286,7 @@ def join_sentences(
         if part.is_sentence:
             if isinstance(result, str):
                 result = diagonal_alignment(part.text[part.prefix :], result)
-            alignments.append(shifted(result, part.start, len(joined) - len(result.text)))
+            alignments.append(moved(result, part.start, len(joined) - len(result.text)))
     return joined, alignments
 
 
@@ -415,7 +434,7 @@ def translate_rows(
         seeds = [row_seed(seeds[text], number) for text, number in places]
     options = [plan.options[text] for text, _ in places]
     results = runtime.generate_rows(
-        rows, [[]] * len(rows), options, seeds=seeds, are_aligned=are_aligned
+        rows, [[]] * len(rows), options, seeds=seeds, is_aligned=are_aligned
     )
     for sentence, result in zip(sentences, results, strict=True):
         if is_cut(result.tokens, plan.options[0]):
@@ -424,18 +443,22 @@ def translate_rows(
 
 
 def align_plan(
-    runtime: Translator, plan: Plan, rows: list[list[int]], results: list[Generated]
+    runtime: Translator,
+    plan: Plan,
+    rows: Sequence[Sequence[int]],
+    results: Sequence[Generated],
+    replace_unknowns: bool = False,
 ) -> list[Translated]:
     """Return the translation of each sentence of `plan`, whose token ids are `rows`: a text, or an
-    `Alignment` if it is in `results`."""
+    `Alignment` if it is in `results`. For `replace_unknowns` see `align_sentences`."""
     texts = runtime.decode([result.tokens for result in results])
     are_aligned = [result.alignment is not None for result in results]
     if not any(are_aligned):
-        return texts
+        return [*texts]
     prefixes = [part.prefix for parts in plan.parts for part in parts if part.is_translated]
     columns = zip(plan.sentences, rows, results, prefixes, strict=True)
     sentences = [Sentence(*column) for column in compress(columns, are_aligned)]
-    aligned = iter(align_sentences(runtime, sentences))
+    aligned = iter(align_sentences(runtime, sentences, replace_unknowns))
     return [next(aligned) if has else text for text, has in zip(texts, are_aligned)]
 
 
