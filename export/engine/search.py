@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
-from ..inference.logits import LogitsProcessors, Sampler, as_rows, log_sum_exp, top
+from ..inference.logits import LogitsProcessors, as_rows, log_sum_exp, sample, top
 from ..inference.options import EXCLUDED_SCORE, Options
 from ..inference.session import FATAL
 from ..shared.options import MAX_INT64
@@ -126,10 +126,9 @@ class TokenSearch:
         self.options, self.fill = options, options.fill_token_id
         self.end_tokens = frozenset((*options.eos_token_ids, NO_TOKEN))
         self.processors = processors
-        self.sampler = Sampler(options) if options.do_sample else None
         self.uniforms = np.array(uniforms or [None] * len(limits), object)
         self.is_scored = is_scored
-        self.is_plain = not (processors or self.sampler or is_scored)
+        self.is_plain = not (processors or options.do_sample or is_scored)
         self.tokens = np.full((len(limits), min(limits.max(), INITIAL_CAPACITY)), self.fill)
         self.lengths, self.limits = np.zeros(len(limits), np.int64), limits
         self.sums = np.zeros(len(limits))
@@ -160,10 +159,10 @@ class TokenSearch:
     def choose(self, logits: np.ndarray) -> np.ndarray:
         """Return the next token (G,) of each row of `logits` (G, V), `NO_TOKEN` for invalid
         rows."""
-        if self.sampler is None:
+        if not self.options.do_sample:
             return greedy_tokens(logits)
         # sampling overwrites the logits
-        return self.sampler(logits.copy() if self.is_scored else logits, self.uniforms)
+        return sample(logits.copy() if self.is_scored else logits, self.options, self.uniforms)
 
     def append(self, tokens: np.ndarray) -> np.ndarray:
         """Append `tokens` (G,) to the sequences that are not finished, and return them, with the
