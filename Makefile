@@ -17,6 +17,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
+# processes that tests start read compiled modules, whatever the caller's shell says
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: bench bench-cuda bench-peers cards demo docs test test-all test-clients test-cuda-dry test-versions lint
 

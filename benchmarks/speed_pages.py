@@ -1,4 +1,4 @@
-"""The speeds in README.md and docs/: `python benchmarks/speed_pages.py` writes them there from
+"""The figures in README.md and docs/: `python benchmarks/speed_pages.py` writes them there from
 benchmarks/results/, between the comments that name this file and a table, and draws
 docs/speed.svg."""
 
@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+import dtypes
 import embeddings
 import report
 
@@ -53,8 +54,11 @@ def results(folder: Path = report.RESULTS) -> dict[str, dict]:
     return {file.stem: json.loads(file.read_text()) for file in sorted(folder.glob("cpu-*.json"))}
 
 
-def tables(by_machine: dict[str, dict], embedded: dict) -> dict[str, dict[str, str]]:
-    """Return the tables by page and name; `embedded` is the result of embeddings.py."""
+def tables(
+    by_machine: dict[str, dict], embedded: dict, by_checkpoint: dict[str, dict]
+) -> dict[str, dict[str, str]]:
+    """Return the tables by page and name; `embedded` is the result of embeddings.py, and
+    `by_checkpoint` that of dtypes.py."""
     highlights = comparison(highlight_speeds(by_machine[HIGHLIGHTS_MACHINE], embedded))
     return {
         "README.md": {"proof": proof(embedded), "highlights": highlights},
@@ -62,6 +66,7 @@ def tables(by_machine: dict[str, dict], embedded: dict) -> dict[str, dict[str, s
             "engines": overviews(by_machine),
             "embeddings": embeddings.table(embedded),
         },
+        "docs/results.md": {"dtypes": dtypes.table(by_checkpoint)},
     }
 
 
@@ -230,8 +235,9 @@ def filled(page: str, name: str, text: str) -> str:
 
 def main(root: Path = ROOT) -> None:
     by_machine = results(root / "benchmarks/results")
-    embedded = json.loads(embeddings.RESULT.read_text())
-    for page, texts in tables(by_machine, embedded).items():
+    files = embeddings.RESULT, dtypes.RESULT
+    embedded, by_checkpoint = (json.loads(file.read_text()) for file in files)
+    for page, texts in tables(by_machine, embedded, by_checkpoint).items():
         content = (root / page).read_text()
         for name, text in texts.items():
             content = filled(content, name, text)

@@ -43,7 +43,8 @@ def options_table(fields: Iterable[Field]) -> str:
 
 def table_row(field: Field) -> str:
     kind = field.metadata["kind"]
-    words = f"`{flag(field)} {kind.metavar}`" if kind.metavar else f"`{flag(field)}`"
+    value = f"[{kind.metavar}]" if kind.alone is not None else kind.metavar
+    words = f"`{flag(field)} {value}`" if value else f"`{flag(field)}`"
     default = f"`{default_text(field)}`" if default_text(field) else ""
     cells = [f"`{field.name}`", words if flag(field) else "", default, kind.expected]
     return f"| {' | '.join(cells)} | {help_text(field)} |"

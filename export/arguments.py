@@ -111,6 +111,7 @@ def add_argument(
         metavar = kind.metavar if name.startswith("-") else name.upper()
         action = "append" if kind.collect else "store"
         shape = {"type": read_as(kind), "metavar": metavar, "action": action}
+        shape |= {} if kind.alone is None else {"nargs": "?", "const": kind.alone}
     if settings.get("default") not in (None, []):
         help += f"; default: {settings['default']}"
     group.add_argument(name, help=help.replace("%", "%%"), **shape | settings)

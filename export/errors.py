@@ -3,9 +3,6 @@
 A class or a field says what an error is about, so that no caller reads its message. Each class can
 be pickled."""
 
-import contextlib
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from .shared.errors import UsageError, did_you_mean, nearest
@@ -21,22 +18,6 @@ class TooLong(ValueError):
 
 class TokenizerError(ValueError):
     """A failure of the library `tokenizers`."""
-
-
-@contextlib.contextmanager
-def tokenizer_errors(path: Path) -> Iterator[None]:
-    """Convert all errors of `tokenizers` in the block to TokenizerError. `path` is the tokenizer,
-    for the message.
-
-    A panic of its Rust code is not an `Exception`. It happens for regular expressions that never
-    end.
-    """
-    try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise TokenizerError(f"the tokenizer of {path} failed: {error}") from None
 
 
 class SessionError(ValueError):

@@ -89,8 +89,9 @@ class Runtime:
         # onnxruntime's own default is the host's cores, not the process's.
         self.threads = threads or available_cpus()
         self.workers = self._checked_workers(workers)
+        settings = dict(device=self.device, arena=arena, engine_cache=self.engine_cache)
         self.model = OnnxModel(
-            self.info, self.threads, arena, self.device, self.engine_cache, changes=changes
+            self.info, self.threads, **settings, changes=changes or SessionChanges()
         )
         self.model.open(main_roles(self.info))
         if self.info.generates:

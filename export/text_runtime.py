@@ -2,20 +2,21 @@
 transformers."""
 
 import contextlib
+import dataclasses
 import functools
 import os
 import reprlib
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from .engine.inputs import check_options, with_targets
-from .errors import UsageError, tokenizer_errors
+from .engine.inputs import Generated, check_options, with_targets
+from .errors import UsageError
 from .inference import options as option_fields
 from .inference.config import VISION
 from .inference.export_info import MANIFEST, TARGET_TOKENIZER, ExportInfo, json_object
@@ -23,10 +24,11 @@ from .inference.inputs import pad_sequences
 from .inference.logits import row_seeds
 from .inference.options import Options, special_token
 from .runtime import Runtime
-from .text.checks import check_flags, check_texts, check_unicode, with_names
+from .specs.alignment import ROLE as ALIGNMENT
+from .text.checks import check_texts, check_unicode, tokenizer_errors, with_names
 from .text.detokenizer import Detokenizer, TokenNames
-from .text.language_pairs import sentence_languages
-from .text.languages import Choice, read_languages
+from .text.languages import Choice, read_languages, sentence_languages
+from .text.placeholders import Keep
 from .text.sentence_modules import SentenceModules, read_modules
 from .text.tasks import (
     classification,
@@ -39,10 +41,13 @@ from .text.tasks import (
     tagging,
     translation,
 )
-from .text.tasks.alignment import aligned_texts, start_token
-from .text.tasks.rows import decode_batch
-from .text.tokenization_spaces import CleaningDetokenizer
-from .text.tokenizer_settings import TokenizerSettings, read_tokenizer_settings
+from .text.tasks.alignment import Aligning, aligned_texts
+from .text.tokenization_spaces import CleaningDetokenizer, clean_up
+from .text.tokenizer_settings import (
+    TokenizerSettings,
+    read_tokenizer,
+    read_tokenizer_settings,
+)
 
 TOGETHER = 64  # texts that the tokenizer cuts at once
 
@@ -71,23 +76,18 @@ class TextRuntime:
         self.runtime = runtime
         self.info: ExportInfo = runtime.info
         self.path = self.info.directory / "tokenizer.json"
-        content = self.info.read(self.path.name)
-        if content is None:
+        tokenizer = read_tokenizer(self.info)
+        if tokenizer is None:
             raise FileNotFoundError(
                 f"{self.path} is missing: the checkpoint had no tokenizer, so this export takes "
                 f"only ids"
             )
-        with tokenizer_errors(self.path):
-            self.tokenizer = self.target_tokenizer = Tokenizer.from_buffer(content)
-        target = self.info.read(TARGET_TOKENIZER)  # tokenizer of generated texts, if it differs
-        if target is not None:
-            with tokenizer_errors(self.path.with_name(TARGET_TOKENIZER)):
-                self.target_tokenizer = Tokenizer.from_buffer(target)
-        for tokenizer in (self.tokenizer, self.target_tokenizer):
-            tokenizer.no_padding()
-            tokenizer.no_truncation()
+        self.tokenizer = tokenizer
+        # of generated texts, if it differs
+        self.target_tokenizer = read_tokenizer(self.info, TARGET_TOKENIZER) or tokenizer
         self.languages = read_languages(self.info)
         self.lock = threading.Lock()  # protects the tokenizer, whose truncation some tasks change
+        self.has_cut = False  # True once there was a warning of texts that are truncated
         # None of what generates does: there a long text blocks no short one.
         self.may_cut = not self.info.generates
 
@@ -131,10 +131,12 @@ class TextRuntime:
         tgt_lang: Choice = None,
         seeds: Sequence[int] | None = None,
         return_alignments: bool = False,
+        replace_unknowns: bool = False,
+        keep: Keep = None,
         **options: Any,
     ) -> list[Any]:
         """Return one text for each of `texts`, or `num_return_sequences`: the translation, or the
-        continuation of a decoder. With `return_alignments`, a `Translation` replaces each text.
+        continuation of a decoder. With `return_alignments`, an `Alignment` replaces each text.
 
         Args:
             texts: the sources, or the prompts of a decoder.
@@ -146,7 +148,11 @@ class TextRuntime:
                 generation_config.json.
             seeds: one per text; by default derived from the option `seed` and the number of the
                 text.
-            return_alignments: return the aligned words of each text too, see `translate`.
+            return_alignments: return an `Alignment` for each text: its `text`, its words, their
+                `weights`, and its `alignments` as those of `translate`.
+            replace_unknowns: replace each word with the unknown token by the word of the source
+                that it is aligned with.
+            keep: what stays unchanged in the texts, see `translate`. None keeps nothing.
             options: those of `Runtime.generate`.
 
         Raises:
@@ -154,19 +160,23 @@ class TextRuntime:
                 and for another number of `seeds`, or with `seed`.
             ValueError: for no texts, anything but a list of strings, a blank text, a text that the
                 tokenizer fails on or that begins with an unknown language, a `target_prefix` of
-                another length, or too many tokens. With `return_alignments` also for an export
-                without an alignment graph.
+                another length, or too many tokens. With `return_alignments`,
+                `replace_unknowns` or `keep` also for an export without an alignment graph.
         """
-        check_flags(return_alignments=return_alignments)
-        if return_alignments:
-            self.info.check_alignment()
+        if keep is not None and keep is not False:
+            translation.check_unmarked(keep=keep if return_alignments else None)
+            arguments = (target_prefix, src_lang, tgt_lang, seeds, True, replace_unknowns)
+            return translation.generate_marked(self, texts, keep, *arguments, **options)
+        aligning = Aligning(return_alignments, replace_unknowns)
+        aligning.check(self.info)
         rows, checked = self.checked_rows(texts, src_lang, tgt_lang, options, seeds)
         prefixes = self.prefixes(target_prefix, len(rows))
-        tokens = self.generate_tokens(rows, prefixes, checked, seeds=seeds)[0]
-        if not return_alignments:
-            return self.decode(tokens)
-        starts = [start_token(self, checked_row) for checked_row in checked]
-        return aligned_texts(self, texts, rows, tokens, starts)
+        results = self.generate_rows(
+            rows, prefixes, checked, seeds=seeds, is_aligned=aligning.is_needed
+        )
+        if return_alignments:
+            return aligned_texts(self, texts, rows, results, replace_unknowns)
+        return self.result_texts(texts, rows, results, replace_unknowns)
 
     def generate_with_scores(
         self,
@@ -176,6 +186,7 @@ class TextRuntime:
         src_lang: Choice = None,
         tgt_lang: Choice = None,
         seeds: Sequence[int] | None = None,
+        replace_unknowns: bool = False,
         **options: Any,
     ) -> tuple[list[str], np.ndarray]:
         """Generate as `generate` does, with its arguments, and return (texts, scores (B * N,)). N
@@ -183,10 +194,25 @@ class TextRuntime:
 
         The score is sum(log p) / length^length_penalty of the new tokens, including the end token.
         """
+        Aligning(False, replace_unknowns).check(self.info)
         rows, checked = self.checked_rows(texts, src_lang, tgt_lang, options, seeds)
         prefixes = self.prefixes(target_prefix, len(rows))
-        tokens, scores = self.generate_tokens(rows, prefixes, checked, True, seeds)
-        return self.decode(tokens), scores
+        results = self.generate_rows(rows, prefixes, checked, True, seeds, replace_unknowns)
+        scores = np.array([result.score for result in results], np.float32)
+        return self.result_texts(texts, rows, results, replace_unknowns), scores
+
+    def result_texts(
+        self,
+        texts: list[str],
+        rows: Sequence[Sequence[int]],
+        results: Sequence[Generated],
+        replace_unknowns: bool,
+    ) -> list[str]:
+        """Return the texts of `results`. The other arguments are those of `aligned_texts`, which
+        replaces unknown words."""
+        if not replace_unknowns:
+            return self.decode([result.tokens for result in results])
+        return [aligned.text for aligned in aligned_texts(self, texts, rows, results, True)]
 
     def checked_rows(
         self,
@@ -206,27 +232,27 @@ class TextRuntime:
         targets = self.target_options(tgt_lang, len(rows), options)
         return rows, with_targets(self.info, checked, targets)
 
-    def generate_tokens(
+    def generate_rows(
         self,
         rows: list[list[int]],
         prefixes: list[list[int]],
         options: Sequence[Options],
         is_scored: bool = False,
         seeds: Sequence[int] | None = None,
-    ) -> tuple[list[list[int]], np.ndarray]:
-        """Return the tokens of each of B * N results and the scores (B * N,), for `rows` of token
-        ids.
+        is_aligned: bool | Sequence[bool] = False,
+    ) -> list[Generated]:
+        """Return the B * N results for `rows` of token ids, with scores or alignments if these are
+        asked for.
 
-        The tokens follow the start token or the prompt, and have the prefix. `prefixes` are tokens
-        that each result begins with, one list for each row. `options` are those of each
-        row, which differ in their target language only. Scores are NaN unless `is_scored`. Rows
-        with prefixes of the same length and one target language run together. `seeds` are seeds of
-        sampling, one for each row.
+        Their tokens follow the start token or the prompt, and have the prefix. `prefixes` are
+        tokens that each result begins with, one list for each row. `options` are those of each
+        row, which differ in their target language only. Rows with prefixes of the same length and
+        one target language run together. `seeds` are seeds of sampling, one for each row, and
+        `is_aligned` may be one value for each row.
         """
         seeds = row_seeds(options[0].seed, len(rows)) if seeds is None else seeds
-        copies = options[0].num_return_sequences
-        tokens: list[list[list[int]]] = [[]] * len(rows)
-        scores = np.full((len(rows), copies), np.nan, np.float32)
+        are_aligned = [is_aligned] * len(rows) if isinstance(is_aligned, bool) else is_aligned
+        by_row: list[list[Generated]] = [[]] * len(rows)
         kinds = [
             (len(prefix), id(shared)) for prefix, shared in zip(prefixes, options, strict=True)
         ]
@@ -239,13 +265,18 @@ class TextRuntime:
                 starts = np.array([self.first_tokens(shared) + prefixes[row] for row in indices])
             of_rows = None if seeds is None else [seeds[row] for row in indices]
             inputs = self.runtime.inputs(ids, mask, starts, shared, is_scored, of_rows)
+            inputs = [
+                dataclasses.replace(checked, is_aligned=are_aligned[row])
+                for row, checked in zip(indices, inputs, strict=True)
+            ]
             sequences = self.runtime.sequences(inputs)
             for row, checked, results in zip(indices, inputs, sequences, strict=True):
                 prefix = checked.prompt[1:] if checked.source else []
-                tokens[row] = [[*prefix, *sequence.tokens] for sequence in results]
-                if is_scored:
-                    scores[row] = [sequence.score for sequence in results]
-        return [row_ids for results in tokens for row_ids in results], scores.ravel()
+                by_row[row] = [
+                    dataclasses.replace(result, tokens=[*prefix, *result.tokens])
+                    for result in results
+                ]
+        return [result for results in by_row for result in results]
 
     def stream(
         self, text: str, /, src_lang: str | None = None, tgt_lang: str | None = None, **options: Any
@@ -301,12 +332,25 @@ class TextRuntime:
     def sentence_modules(self) -> SentenceModules:
         """The sentence modules of the export; without any, the mean of the token states.
 
-        There is a warning for each of `embedding.pooling_problems` and `embedding.length_problems`.
+        There is a warning for each of `embedding.pooling_problems` and `embedding.text_problems`.
         """
         modules = read_modules(self.info.manifest.get("sentence_modules") or [], self.info)
-        for problem in embedding.pooling_problems(self.info) + embedding.length_problems(self.info):
+        for problem in embedding.pooling_problems(self.info) + embedding.text_problems(self.info):
             warnings.warn(problem, stacklevel=1)
         return modules
+
+    @functools.cached_property
+    def aligns_markup(self) -> bool:
+        """True if markup in sentences is put around the words that theirs became. Without an
+        alignment graph it is False, with a warning."""
+        aligns = ALIGNMENT in self.info.specs
+        if not aligns:
+            warnings.warn(
+                f"{self.info.directory} has no alignment graph, so each text between two tags is "
+                "translated as a sentence: export again with --target cpu",
+                stacklevel=1,
+            )
+        return aligns
 
     @functools.cached_property
     def special_ids(self) -> frozenset[int]:
@@ -319,10 +363,13 @@ class TextRuntime:
     def token_names(self) -> TokenNames:
         return TokenNames(self.tokenizer, self.special_ids, self.path)
 
-    def detokenizer(self) -> Detokenizer | CleaningDetokenizer:
+    def detokenizer(
+        self, hidden: Collection[int] | None = None
+    ) -> Detokenizer | CleaningDetokenizer:
         """Return an incremental detokenizer for one row of tokens, cleaning up spaces if the
-        tokenizer does."""
-        detokenizer = Detokenizer(self.tokenizer, self.special_ids, self.path)
+        tokenizer does. `hidden` are the tokens that are no text, by default all special ones."""
+        special_ids = self.special_ids if hidden is None else hidden
+        detokenizer = Detokenizer(self.tokenizer, special_ids, self.path)
         cleans_up = self.tokenizer_settings.cleans_up
         return CleaningDetokenizer(detokenizer) if cleans_up else detokenizer
 
@@ -395,9 +442,12 @@ class TextRuntime:
             )
         return [encoding.ids for encoding in self.encode(texts, False, self.target_tokenizer)]
 
-    def decode(self, rows: list[list[int]]) -> list[str]:
-        """Return the text of each row of token ids, without special tokens."""
-        return decode_batch(self, rows, skip_special_tokens=True)
+    def decode(self, rows: list[list[int]], skip_special_tokens: bool = True) -> list[str]:
+        """Return the text of each row of token ids, the same as `AutoTokenizer.batch_decode`.
+        `skip_special_tokens` leaves out tokens such as the end token."""
+        with tokenizer_errors(self.path):
+            texts = self.tokenizer.decode_batch(rows, skip_special_tokens=skip_special_tokens)
+        return [clean_up(text) for text in texts] if self.tokenizer_settings.cleans_up else texts
 
     def encode(
         self, texts: list[str], special_tokens: bool, tokenizer: Tokenizer | None = None

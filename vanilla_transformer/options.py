@@ -49,6 +49,7 @@ class Kind(NamedTuple):
             ArgumentTypeError; None for JSON, or for a text that is not JSON.
         metavar: the text in the help; None for a flag without a value, such as `--do-sample`.
         collect: makes one value of those of a flag that may be repeated; None for other flags.
+        alone: the value of the flag without a value; None if it needs one.
     """
 
     expected: str
@@ -56,6 +57,7 @@ class Kind(NamedTuple):
     read: Callable[[str], Any] | None = None
     metavar: str | None = "JSON"
     collect: Callable[[Iterable], Any] | None = None
+    alone: Any = None
 
 
 def integers(expected: str, minimum: int, maximum: float = MAX_INT64) -> Kind:

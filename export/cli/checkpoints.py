@@ -94,12 +94,17 @@ def info(args: argparse.Namespace) -> None:
 
 
 def export_report(directory: str, as_json: bool) -> str:
-    """Return `model_facts` of an export, as JSON or with a line for each."""
+    """Return `model_facts` of an export, as JSON or with a line for each. All files are compared
+    with their hashes."""
+    from ..engine.model import open_export
+    from ..inference.devices import available_cpus
     from ..text.model_facts import model_facts
-    from ..text_runtime import TextRuntime
+    from ..text.tokenizer_settings import read_tokenizer
 
-    with TextRuntime(directory) as runtime:
-        facts = model_facts(runtime.info, runtime.runtime.threads, runtime.tokenizer)
+    export = open_export(directory)
+    export.check_listed()
+    export.check_unchanged()
+    facts = model_facts(export, available_cpus(), read_tokenizer(export))
     if as_json:
         return json.dumps(facts)
     warnings = [("warning", problem) for problem in facts.pop("warnings")]
@@ -107,7 +112,8 @@ def export_report(directory: str, as_json: bool) -> str:
 
 
 def attention_arguments(parser: Parser) -> None:
-    add_argument(parser, "checkpoint", SOURCE, CHECKPOINT)
+    checkpoint_help = f"{CHECKPOINT}; or an export with an alignment graph, for cross-attention"
+    add_argument(parser, "checkpoint", SOURCE, checkpoint_help)
     add_argument(parser, "source", TEXT, "text, or path of an image")
     add_argument(
         parser,
@@ -138,16 +144,15 @@ def attention_arguments(parser: Parser) -> None:
 
 @verb("draw the attention weights of each head", attention_arguments, extras="train")
 def attention(args: argparse.Namespace) -> None:
-    from vanilla_transformer.attention_maps import save_attention_maps
-
     texts = [args.source] if args.target is None else [args.source, args.target]
-    save_attention_maps(
-        args.checkpoint,
-        args.output,
-        *texts,
-        layer=args.layer,
-        head=args.head,
-        kind=args.kind,
-        force=args.force,
-        variant=args.variant,
-    )
+    options = {"layer": args.layer, "head": args.head, "kind": args.kind, "force": args.force}
+    if not Path(args.checkpoint, MANIFEST).is_file():
+        from vanilla_transformer.attention_maps import save_attention_maps
+
+        save_attention_maps(args.checkpoint, args.output, *texts, **options, variant=args.variant)
+        return
+    if args.variant is not None:
+        raise UsageError(f"--variant is {args.variant}, expected none for an export")
+    from .. import attention_maps
+
+    attention_maps.save_attention_maps(args.checkpoint, args.output, *texts, **options)

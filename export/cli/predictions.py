@@ -116,6 +116,21 @@ def add_generation(parser: Parser) -> None:
         "text file with the start of each translation, one line per line of the --input file; for "
         "encoder-decoder models",
     )
+    add_argument(
+        parser,
+        "--keep",
+        TEXT,
+        "regular expression of what a translation keeps, such as placeholders; needs an export "
+        "with an alignment graph; --set keep=true keeps {name}, %s, <0>, addresses and the like",
+        metavar="PATTERN",
+    )
+    add_argument(
+        parser,
+        "--replace-unknowns",
+        FLAG,
+        "replace each word with the unknown token by the source word that it is aligned with; "
+        "needs an export with an alignment graph",
+    )
     shape = parser.add_mutually_exclusive_group()
     add_argument(
         shape,
@@ -130,9 +145,13 @@ def add_generation(parser: Parser) -> None:
     add_argument(
         shape,
         "--alignments",
-        FLAG,
-        "write a tab and the aligned words after each translation, as in Moses: 0-0 1-2, the "
-        "numbers of a source word and a target word",
+        choices("form of alignments", ("moses", "json")),
+        "write a tab and the aligned words after each translation: moses (0-0 1-2, the numbers "
+        "of a source word and a target word) or json (the words of both and the weights of "
+        "each pair); default: moses",
+        nargs="?",
+        const="moses",
+        metavar="FORM",
     )
     add_generation_options(parser)
 
@@ -206,6 +225,9 @@ def check_sources(args: argparse.Namespace) -> None:
         raise UsageError(
             "--output and --output-dir need --input and cannot be combined with --stream"
         )
+    for name in ("replace_unknowns", "keep"):
+        if {"stream", name} <= flags:
+            raise UsageError(f"{flag(name)} cannot be combined with --stream, expected one")
     if "output_dir" not in flags and len(args.input or ()) > 1:
         raise UsageError(
             f"--input has {len(args.input)} files, expected one file or --output-dir DIR"
@@ -313,7 +335,10 @@ def open_predictions(args: argparse.Namespace, task: str | None) -> "Predictions
     from ..files.predictions import Predictions
     from ..text_runtime import open_runtime
 
-    options = generation_options(args) | dict(args.set)
+    options = generation_options(args)
+    options |= {"replace_unknowns": True} if args.replace_unknowns else {}
+    options |= {} if args.keep is None else {"keep": args.keep}
+    options |= dict(args.set)
     runtime = open_runtime(args.export, **set_arguments(args, *RUNTIME))
     try:
         return Predictions(

@@ -16,8 +16,10 @@ from ..inference.rows import (
     Rows,
     RowsFactory,
 )
+from .alignments import align
 from .groups import Cohort, Group, alike
 from .limits import Pace, spare_rows
+from .model import OnnxModel
 from .queue import WAIT_PER_PART
 from .search import StepLogits
 
@@ -30,26 +32,24 @@ class GenerationBatch:
     """The `Batch` of groups, which join, get a token for each row in a step, and leave.
 
     Args:
-        factory: opens rows that start together, and searches that run on the device.
+        model: opens rows that start together, and searches that run on the device.
         capacity: the number of rows.
-        threads: CPU threads that select the best tokens.
-        joining: rows that may join while others run, instead of those that `factory` opens.
+        joining: rows that may join while others run, instead of those that `model` opens.
         pace: how much may join between two steps, with `joining` rows.
         mixes_lengths: True if rows of any lengths may start together.
     """
 
     def __init__(
         self,
-        factory: RowsFactory,
+        model: OnnxModel,
         capacity: int,
-        threads: int,
         joining: JoiningRows | None = None,
         pace: Pace | None = None,
         mixes_lengths: bool = False,
     ):
-        self.factory = factory
+        self.model = model
+        self.factory: RowsFactory = model.factory
         self.capacity = capacity
-        self.threads = threads
         self.joining = joining
         self.pace = pace or Pace()
         self.mixes_lengths = mixes_lengths
@@ -129,8 +129,7 @@ class GenerationBatch:
 
         The result is `None` if `group` is searched in numpy.
         """
-        key = self.factory.search_key(group.options)
-        return (key, *group.kind) if key is not None and group.is_plain else None
+        return group.kind if self.factory.start_search and group.is_plain else None
 
     def join(self, groups: list[Group]) -> None:
         """Add `groups` and read their prompts, as much of them as one pause between two steps
@@ -184,7 +183,7 @@ class GenerationBatch:
             group.num_read = len(group.first_tokens)
         groups = [group for members in alike(groups) for group in members]
         request = batch_request(groups)
-        if self.search_key(groups[0]) is not None:
+        if self.factory.start_search is not None and groups[0].is_plain:
             self.search = self.factory.start_search(request)
         if self.search is None:
             self.logits = self.prefill(request)
@@ -201,8 +200,8 @@ class GenerationBatch:
             raise
 
     def remove(self, groups: Sequence[Group]) -> None:
-        """Remove `groups`, whether they are finished or not. Their rows are free at once, or of
-        rows that start together once enough inputs are finished."""
+        """Remove `groups`, and those that are finished. Their rows are free at once, or of rows
+        that start together once enough inputs are finished."""
         gone = set(map(id, groups))
         self.prefilling = deque(group for group in self.prefilling if id(group) not in gone)
         for cohort in self.cohorts:
@@ -218,18 +217,18 @@ class GenerationBatch:
             return
         if self.joining is None and not (self.rows is not None and self.rows.shrinks):
             return
-        for cohort in self.cohorts:
+        running = [cohort for cohort in self.cohorts if cohort.running]
+        self.is_settled &= len(running) == len(self.cohorts)
+        self.cohorts = running
+        for cohort in running:
             samples = 1 if self.joining else cohort.samples
-            is_left = np.asarray(cohort.is_left.reshape(-1, samples).all(axis=1))
+            is_left = np.asarray(cohort.is_finished.reshape(-1, samples).all(axis=1))
             num_left = np.count_nonzero(is_left) * cohort.num_reserved // len(is_left)
             is_worth_it = is_left.mean() >= MIN_SHARE and num_left >= MIN_ROWS
             if is_left.any() and (self.joining or is_worth_it):
                 kept = without_gaps(is_left)[:, None] * samples + np.arange(samples)
                 cohort.keep(kept.ravel())
                 self.is_settled = False
-        if not all(cohort.groups for cohort in self.cohorts):
-            self.cohorts = [cohort for cohort in self.cohorts if cohort.groups]
-            self.is_settled = False
 
     def close(self) -> None:
         """Let all groups leave. Rows that started together are released."""
@@ -249,13 +248,14 @@ class GenerationBatch:
             return self.run_search(self.search)
         if not self.cohorts or self.rows is None:
             return 0
-        logits = StepLogits(self.next_logits(self.rows), self.places, self.threads)
+        logits = StepLogits(self.next_logits(self.rows), self.rows.places, self.model.threads)
         num_tokens, self.has_ended = 0, False
         for cohort in self.cohorts:
             num_tokens += cohort.advance(logits)
-            self.has_ended |= cohort.search.has_ended
+            self.has_ended |= bool(cohort.search.ended)
             if cohort.parents is not None:
                 self.is_settled = False
+        self.align_ended(self.rows)
         if len(self.cohorts) > 1:
             self.join_cohorts()
         return num_tokens
@@ -270,11 +270,6 @@ class GenerationBatch:
         parts = [cohort.tokens for cohort in self.cohorts]
         tokens = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return rows.step(tokens[:, None])[:, -1]
-
-    @property
-    def places(self) -> np.ndarray | None:
-        """The place of each row in the logits, None if they have the order of the rows."""
-        return None if self.joining is None else self.joining.places
 
     def settle(self) -> None:
         """Let the rows of the batch be those that the next tokens continue."""
@@ -313,8 +308,19 @@ class GenerationBatch:
         is_streamed = any(group.request.streams for group in cohort.running)
         tokens = search.advance(1 if is_streamed else SEARCH_STEPS)
         if tokens is None:
-            return cohort.finish_searched(search)
-        return sum(cohort.append(column) for column in tokens.T)
+            num_tokens = cohort.finish_searched(search)
+        else:
+            num_tokens = sum(cohort.append(column) for column in tokens.T)
+        self.align_ended(search.decoder)
+        return num_tokens
+
+    def align_ended(self, rows: Rows) -> None:
+        """Finish the groups that have ended and report alignments, while `rows` have their
+        sources."""
+        if not self.has_ended:
+            return
+        if ended := [pair for cohort in self.cohorts for pair in cohort.unaligned]:
+            align(self.model, rows, *zip(*ended))
 
 
 def without_gaps(is_left: np.ndarray) -> np.ndarray:
@@ -342,9 +348,9 @@ def batch_request(groups: list[Group]) -> GenerationRequest:
     prompts = pad_sequences([list(group.first_tokens) for group in groups], fill)
     prompts = move_padding(*prompts, "left", fill)
     if inputs[0].source is None:
-        return GenerationRequest(options, *prompts, is_scored=inputs[0].is_scored)
+        return GenerationRequest(options, *prompts)
     ids, mask = pad_sequences([list(row.source or ()) for row in inputs], fill)
     for of_row, row in zip(mask, inputs):
         if row.source_mask is not None:
             of_row[: len(row.source_mask)] = row.source_mask
-    return GenerationRequest(options, *prompts, (ids, mask), inputs[0].is_scored)
+    return GenerationRequest(options, *prompts, (ids, mask))

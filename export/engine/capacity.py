@@ -9,8 +9,8 @@ from ..inference.export_info import ExportInfo
 from ..inference.options import Options
 from ..inference.rows import JoiningRowsFactory, SlotSize, memory, position_bytes
 from .batch import GenerationBatch
-from .inputs import GenerationInput
-from .limits import MAX_SLOT_BYTES, Admission, Pace, slot_bytes, spare_rows
+from .inputs import Admission, GenerationInput
+from .limits import MAX_SLOT_BYTES, Pace, slot_bytes, spare_rows
 from .model import OnnxModel, main_roles, worker_roles
 from .queue import Batch
 
@@ -38,12 +38,12 @@ def open_batch(admission: Admission, model: OnnxModel) -> GenerationBatch:
     capacity, config, step = admission.slot_size.rows, model.info.config, model.info.step
     model.open(worker_roles(model.info))
     if step is None:
-        return GenerationBatch(model.factory, capacity, model.threads)
+        return GenerationBatch(model, capacity)
     pace = Pace.of(config)
     size = dataclasses.replace(admission.slot_size, rows=capacity + spare_rows(capacity))
     factory = cast(JoiningRowsFactory, model.factory)
-    rows = factory.open_slots(step, size, pace.max_source_tokens)
-    return GenerationBatch(model.factory, capacity, model.threads, rows, pace)
+    rows = factory.open_slots(step, size)
+    return GenerationBatch(model, capacity, rows, pace)
 
 
 # Inputs of a call from which on each worker has slots: a row joins once another one has ended, so
@@ -91,7 +91,7 @@ def call_batches(
 def batch_together(model: OnnxModel, inputs: Sequence[GenerationInput]) -> GenerationBatch:
     """Return an empty batch for `inputs`, or as many others, whose rows start together."""
     rows = sum(row.num_rows for row in inputs)
-    return GenerationBatch(model.factory, rows, model.threads, mixes_lengths=True)
+    return GenerationBatch(model, rows, mixes_lengths=True)
 
 
 def can_join(info: ExportInfo, workers: int, inputs: Sequence[GenerationInput]) -> bool:

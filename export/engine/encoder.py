@@ -13,6 +13,7 @@ when a model is loaded.
 import asyncio
 import contextvars
 import functools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,12 +23,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..errors import TooLong
-from ..inference.inputs import check_inputs, position_limit
-from ..specs.graph_spec import TensorSpec, concrete_shape
+from ..inference.export_info import MANIFEST
+from ..inference.inputs import check_inputs, last_lengths, position_limit, store_rows
+from ..specs.graph_spec import concrete_shape
 from ..specs.sequences import pair
 from .inputs import Update, ignore_activity
-from .limits import Arrangement, Room, shutting_down
-from .loop import Engine, Observe
+from .limits import Arrangement, shutting_down
+from .loop import Engine, Observe, Room
 from .model import OnnxModel
 from .queue import ClientRequest
 
@@ -35,7 +37,6 @@ from .queue import ClientRequest
 LENGTHS = {"source_length": "attention_mask", "target_length": "decoder_attention_mask"}
 MAX_ROWS = 2**31
 MAX_JOIN_DELAY = 0.002  # seconds that rows wait for others while another batch runs
-Sizes = tuple[tuple[str, int], ...]  # axes of a row and their padded sizes
 
 
 def padded_length(length: int, max_positions: int) -> int:
@@ -66,94 +67,38 @@ class EncoderInputs:
         self.lengths = {
             axis: last_lengths(feeds[name]) for axis, name in LENGTHS.items() if name in feeds
         }
+        self.num_rows = len(next(iter(feeds.values())))
+        # the sizes of `outputs`, whose axes of tokens are as long as the inputs
+        self.sizes = {axis: feeds[LENGTHS[axis]].shape[-1] for axis in self.lengths}
+        self.sizes["batch_size"] = self.num_rows
         self.outputs: dict[str, np.ndarray] = {}
-
-    @functools.cached_property
-    def num_rows(self) -> int:
-        return len(next(iter(self.feeds.values())))
-
-    def sizes(self, spec_inputs: Sequence[TensorSpec], max_positions: int) -> list[Sizes]:
-        """Return for each row the padded sizes of its axes: `((axis, size), …)`.
-
-        Args:
-            spec_inputs: the inputs of the graph, with the names of their axes.
-            max_positions: the maximum length of a row.
-        """
-        fixed: dict[str, int] = {}
-        for tensor in spec_inputs:
-            for axis, size in zip(tensor.shape[1:], self.feeds[tensor.name].shape[1:]):
-                if isinstance(axis, str) and axis not in LENGTHS:
-                    fixed[axis] = size
-        return [
-            tuple((fixed | self.padded_lengths(row, max_positions)).items())
-            for row in range(self.num_rows)
-        ]
-
-    def padded_lengths(self, row: int, max_positions: int) -> dict[str, int]:
-        return {
-            axis: padded_length(lengths[row], max_positions)
-            for axis, lengths in self.lengths.items()
-        }
-
-    def store(self, outputs: Sequence[TensorSpec], row: int, values: Sequence[np.ndarray]) -> None:
-        """Copy the results of one row to `self.outputs`, without their padding.
-
-        Args:
-            outputs: the outputs of the graph.
-            row: the number of the row in this request.
-            values: the row's array of each output.
-        """
-        for tensor, row_values in zip(outputs, values, strict=True):
-            output = self.output(tensor, row_values)
-            shape = zip(row_values.shape, output.shape[1:])
-            covered = tuple(slice(min(size, max_size)) for size, max_size in shape)
-            output[row][covered] = row_values[covered]
-
-    def output(self, tensor: TensorSpec, row_values: np.ndarray) -> np.ndarray:
-        """Return the array of the output `tensor` with all rows of this request, at first zeros.
-
-        The first call creates it with the dtype and the axes of `row_values`, the result of one
-        row. Axes of tokens are as long as the inputs of this request.
-        """
-        if (output := self.outputs.get(tensor.name)) is None:
-            sizes = [
-                self.size(axis, size) for axis, size in zip(tensor.shape[1:], row_values.shape)
-            ]
-            # Another worker may do the same at once: the first array counts.
-            empty = np.zeros((self.num_rows, *sizes), row_values.dtype)
-            output = self.outputs.setdefault(tensor.name, empty)
-        return output
-
-    def size(self, axis: str | int, size: int) -> int:
-        """Return the size of an axis of an output, without the padding of the batch.
-
-        Args:
-            axis: an entry of the shape in the output's spec: a name or a fixed size.
-            size: the size that the graph returned. The result is the length of the inputs instead
-                if the axis has tokens.
-        """
-        name = LENGTHS.get(str(axis))
-        return self.feeds[name].shape[-1] if name else size
 
 
 class EncoderRow:
-    """The `RequestPart` of one row, number `index` of `inputs`, with the padded `sizes` of its
-    axes."""
+    """The part of a request for one row, number `index` of `inputs`.
+
+    `feeds` are the inputs of the row by name, padded. Rows of equal `shapes` may run together.
+    """
 
     request: ClientRequest
     num_rows = 1
     has_started = False  # it has no tokens
     results = None  # `inputs` has the outputs
 
-    def __init__(self, inputs: EncoderInputs, index: int, sizes: Sizes):
+    def __init__(self, inputs: EncoderInputs, index: int, feeds: dict[str, np.ndarray]):
         self.inputs = inputs
         self.index = index
-        self.sizes = sizes
-        self.is_finished = False
+        self.feeds = feeds
+        self.shapes = [array.shape for array in feeds.values()]
+
+
+# results of `invariant_rows`, which takes half of the time of loading, for exports that are loaded
+# again: by the stamp of the manifest, the dtype, the device and the threads
+MEASURED: dict[tuple[tuple, str, str, int], tuple[int, int]] = {}
 
 
 class EncoderGraph:
-    """The full-sequence graph of a model, which runs rows with equal padded sizes together."""
+    """The full-sequence graph of a model, which runs rows with equal shapes together."""
 
     def __init__(self, model: OnnxModel):
         self.model = model
@@ -162,61 +107,66 @@ class EncoderGraph:
         self.spec = model.info.specs["encoder"]
         self.output_names = [tensor.name for tensor in self.spec.outputs]
         self.max_positions = position_limit(self.config) or 2**31
-        self.min_rows, self.max_rows = invariant_rows(self, model.info.architecture)
+        info = model.info
+        key = info.stamps[MANIFEST], info.dtype, model.device, model.threads
+        if key not in MEASURED:
+            MEASURED[key] = invariant_rows(self, info.architecture)
+        self.min_rows, self.max_rows = MEASURED[key]
 
     def rows(self, inputs: EncoderInputs) -> list[EncoderRow]:
-        """Return the rows of `inputs` as parts of a request, those of equal sizes one after the
+        """Return the rows of `inputs` as parts of a request, those of equal shapes one after the
         other."""
-        rows = enumerate(inputs.sizes(self.spec.inputs, self.max_positions))
-        return [
-            EncoderRow(inputs, index, sizes)
-            for index, sizes in sorted(rows, key=operator.itemgetter(1))
+        rows = [
+            EncoderRow(inputs, index, self.padded_feeds(inputs, index))
+            for index in range(inputs.num_rows)
         ]
+        return sorted(rows, key=operator.attrgetter("shapes"))
 
-    def max_batch_rows(self, sizes: dict[str, int]) -> int:
-        """Return how many rows of these `sizes` (`{axis: size}`) may run together."""
-        rows = self.model.max_tokens // self.num_tokens(sizes)
-        return max(1, min(self.max_rows, rows))
+    def padded_feeds(self, inputs: EncoderInputs, row: int) -> dict[str, np.ndarray]:
+        """Return the inputs of one row by name, with padding up to `padded_length`."""
+        feeds = {name: values[row] for name, values in inputs.feeds.items()}
+        for tensor in self.spec.inputs:
+            if (lengths := inputs.lengths.get(str(tensor.shape[-1]))) is not None:
+                length = lengths[row]
+                pad = self.config.get("pad_token_id") if tensor.name.endswith("input_ids") else 0
+                values = feeds[tensor.name][..., :length]
+                size = *values.shape[:-1], padded_length(length, self.max_positions)
+                feeds[tensor.name] = np.full(size, pad or 0, values.dtype)
+                feeds[tensor.name][..., :length] = values
+        return feeds
 
-    def num_tokens(self, sizes: dict[str, int]) -> int:
-        """Return the number of tokens of a row of these `sizes`, padding included.
+    def max_batch_rows(self, row: EncoderRow) -> int:
+        """Return how many rows of the shapes of `row` may run together."""
+        return max(1, min(self.max_rows, self.model.max_tokens // self.num_tokens(row)))
+
+    def num_tokens(self, row: EncoderRow) -> int:
+        """Return the number of tokens of a row, padding included.
 
         For images it is the number of patches, into which the model cuts an image.
         """
-        if "image_size" in self.config:
-            height, width = pair(self.config["image_size"])
-            area = sizes.get("height", height) * sizes.get("width", width)
-            return max(1, area // int(np.prod(pair(self.config["patch_size"]))))
-        length = sizes["source_length"] + sizes.get("target_length", 0)
-        return length * sizes.get("num_choices", 1)
+        if "pixel_values" in row.feeds:
+            area = math.prod(row.feeds["pixel_values"].shape[-2:])
+            return max(1, area // math.prod(pair(self.config["patch_size"])))
+        return sum(row.feeds[name].size for name in LENGTHS.values() if name in row.feeds)
 
     def run(self, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
         return self.session.run(self.output_names, feeds)
 
     def run_rows(self, rows: Sequence[EncoderRow]) -> None:
-        """Run `rows` of equal sizes together, and store each result in the row's `inputs`."""
+        """Run `rows` of equal shapes together, and store each result in the row's `inputs`."""
         repeated = [*rows] * self.min_rows if len(rows) < self.min_rows else rows
         outputs = self.run(
-            {tensor.name: self.stack(tensor, repeated) for tensor in self.spec.inputs}
+            {name: np.stack([row.feeds[name] for row in repeated]) for name in rows[0].feeds}
         )
         for place, row in enumerate(rows):
-            row.inputs.store(self.spec.outputs, row.index, [values[place] for values in outputs])
-
-    def stack(self, tensor: TensorSpec, rows: Sequence[EncoderRow]) -> np.ndarray:
-        """Return the values of the input `tensor` for `rows` as one array, with padding."""
-        shape = concrete_shape(tensor, {**dict(rows[0].sizes), "batch_size": len(rows)})
-        pad = self.config.get("pad_token_id") if tensor.name.endswith("input_ids") else None
-        stacked = np.full(shape, pad or 0, tensor.dtype)
-        axis = str(tensor.shape[-1])
-        for place, row in enumerate(rows):
-            values = row.inputs.feeds[tensor.name][row.index]
-            length = row.inputs.lengths[axis][row.index] if axis in LENGTHS else None
-            stacked[place, ..., :length] = values[..., :length]
-        return stacked
+            index = slice(row.index, row.index + 1)
+            for tensor, values in zip(self.spec.outputs, outputs, strict=True):
+                of_row = values[place : place + 1]
+                store_rows(row.inputs.outputs, tensor, row.inputs.sizes, index, of_row)
 
 
 class EncoderBatch:
-    """The `Batch` of an encoder: rows of equal sizes, which a single step finishes.
+    """The `Batch` of an encoder: rows of equal shapes, which a single step finishes.
 
     Args:
         graph: what all batches run.
@@ -244,11 +194,11 @@ class EncoderBatch:
         return MAX_JOIN_DELAY if any(batch.running for batch in self.batches) else 0.0
 
     def fits(self, row: EncoderRow, beside: Sequence[EncoderRow]) -> bool:
-        """Return True if `row` has the sizes of the rows `beside` it, and they are not too many."""
+        """Return True if `row` has the shapes of the rows `beside` it, and they are not too
+        many."""
         if not beside:
             return True
-        is_equal = row.sizes == beside[0].sizes
-        return is_equal and len(beside) < self.graph.max_batch_rows(dict(row.sizes))
+        return row.shapes == beside[0].shapes and len(beside) < self.graph.max_batch_rows(row)
 
     def join(self, rows: list[EncoderRow]) -> None:
         self.running = rows
@@ -258,21 +208,12 @@ class EncoderBatch:
         if self.running:
             self.graph.run_rows(self.running)
         for row in self.running:
-            row.is_finished = True
             row.request.finish_result()
         return 0
 
     def remove(self, rows: Sequence[EncoderRow]) -> None:
-        self.running = [row for row in self.running if row not in rows]
-
-
-def last_lengths(mask: np.ndarray) -> list[int]:
-    """Return the length of each row of `mask` (B, ..., S) up to its last 1, at least 1.
-
-    With several sequences per row, the longest counts.
-    """
-    places = mask * np.arange(1, mask.shape[-1] + 1)
-    return np.maximum(places.reshape(len(mask), -1).max(axis=1), 1).tolist()
+        """Remove all rows, because a step finishes them or fails their requests."""
+        self.running = []
 
 
 # lengths and numbers of rows with which `invariant_rows` runs a graph
@@ -303,24 +244,22 @@ def invariant_rows(graph: EncoderGraph, architecture: str) -> tuple[int, int]:
 
 def run_rows_apart(
     graph: EncoderGraph, feeds: dict[str, np.ndarray], copies: int
-) -> list[list[np.ndarray]]:
-    """Return `[outputs of row 0, outputs of row 1, …]`, where each row runs without the others.
+) -> list[np.ndarray]:
+    """Return the outputs of all rows, where each row runs without the others.
 
     It runs as a batch of `copies` copies of itself. `feeds` are the inputs of all rows by name.
     """
-    num_rows = len(next(iter(feeds.values())))
-    rows = [
+    outputs = [
         graph.run({name: values[[row] * copies] for name, values in feeds.items()})
-        for row in range(num_rows)
+        for row in range(max(PROBED_ROWS))
     ]
-    return [[values[0] for values in outputs] for outputs in rows]
+    return [np.concatenate([values[:1] for values in of_rows]) for of_rows in zip(*outputs)]
 
 
-def has_same_bits(rows: list[list[np.ndarray]], together: list[np.ndarray]) -> bool:
+def has_same_bits(apart: list[np.ndarray], together: list[np.ndarray]) -> bool:
     return all(
-        np.array_equal(rows[place][output], row)
-        for output, values in enumerate(together)
-        for place, row in enumerate(values)
+        np.array_equal(values[: len(joint)], joint)
+        for values, joint in zip(apart, together, strict=True)
     )
 
 
@@ -449,11 +388,11 @@ class EncoderScheduler:
                 raise TooLong(f"a text has {length} tokens, expected at most {self.max_length}")
         updates = CALL.get(None) or Updates()
         request = ClientRequest(self.graph.rows(inputs), updates.put)
-        self.engine.add(request)
+        self.engine.queue.put(request)
         try:
             update = updates.get()
         finally:
-            self.engine.cancel(request)
+            self.engine.queue.cancel(request)
         if update is None:
             raise Disconnected
         if update.error is not None:
@@ -463,7 +402,7 @@ class EncoderScheduler:
     def close(self) -> None:
         """Accept no more calls. Rows that are in the queue are still run; a call whose rows are not
         in it yet raises RequestError."""
-        self.engine.end()
+        self.engine.queue.close()
         self.pool.shutdown(wait=False)
 
     def free(self) -> None:

@@ -1,17 +1,27 @@
 """The rows of one input during generation, and cohorts: groups that one search advances."""
 
+import copy
+import dataclasses
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 
 import numpy as np
 
-from ..inference.logits import LogitsProcessors, Prompt, Sampler, log_sum_exp, row_uniforms, top
+from ..inference.logits import (
+    PROCESSOR_NAMES,
+    LogitsProcessors,
+    Prompt,
+    log_sum_exp,
+    row_uniforms,
+    top,
+)
 from ..inference.options import Options
 from ..inference.rows import DeviceSearch
 from .inputs import LENGTH, STOP, Event, Generated, GenerationInput, TokenLogprobs, Update
 from .queue import ClientRequest, ignore_update
-from .search import BeamSearch, Search, StepLogits, TokenSearch
+from .search import BeamSearch, Search, StepLogits, TokenSearch, join, take
 
 
 class Group:
@@ -20,24 +30,19 @@ class Group:
 
     Args:
         generation_input: the input.
-        sample: the number of its sample, 0 if there is only one.
-        results: the results of all samples of the input, to which this group writes its own.
+        first: the number of the first sequence of the input in its request.
     """
 
     request: ClientRequest
 
-    def __init__(
-        self,
-        generation_input: GenerationInput,
-        sample: int = 0,
-        results: list[Generated | None] | None = None,
-    ):
+    def __init__(self, generation_input: GenerationInput, first: int = 0):
         self.input = generation_input
         self.options: Options = generation_input.options
-        self.sample = sample
-        self.results: list[Generated | None] = results or [None] * self.options.num_return_sequences
+        self.first = first
+        self.sample = 0  # its number, 0 if there is only one
+        # of all samples of the input, to which this group writes its own
+        self.results: list[Generated | None] = [None] * self.options.num_return_sequences
         self.has_started = False
-        self.is_finished = False
         self.num_read = 0  # tokens of the prompt that were read before the first step
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.logprobs: list[TokenLogprobs] = []
@@ -54,8 +59,11 @@ class Group:
         return self.input.prompt[:1] if self.input.scores_prompt else self.input.prompt
 
     @cached_property
-    def processors(self) -> LogitsProcessors:
-        return LogitsProcessors(self.options, self.prompt)
+    def processors(self) -> LogitsProcessors | None:
+        """The logits processors of the options, `None` if there are none."""
+        if self.options.changed.isdisjoint(PROCESSOR_NAMES):
+            return None
+        return LogitsProcessors(self.options, self.prompt) or None
 
     @property
     def prompt(self) -> Prompt:
@@ -96,14 +104,9 @@ class Group:
 
     def samples(self) -> "list[Group]":
         """Return this group and those of the other samples of its input."""
-        others = [
-            Group(self.input, sample, self.results)
-            for sample in range(1, self.options.num_return_sequences)
-        ]
-        for other in others:
-            other.request = self.request
-            other.has_started = self.has_started
-            other.prompt_logprobs = self.prompt_logprobs
+        others = [copy.copy(self) for _ in self.results[1:]]
+        for sample, other in enumerate(others, start=1):
+            other.sample, other.logprobs = sample, []
         return [self, *others]
 
     # ------------------------------------------------------------------------------------ results
@@ -112,8 +115,28 @@ class Group:
         """Store the `tokens` of its sequences, with their `scores` if there are any."""
         known: Sequence[float | None] = scores or [None] * len(tokens)
         results = [self.result(row, score) for row, score in zip(tokens, known, strict=True)]
-        self.is_finished = True
         self.results[self.sample : self.sample + len(results)] = results
+        if not self.input.is_aligned:
+            self.request.finish_result()
+
+    @property
+    def lacks_alignments(self) -> bool:
+        """True if its sequences are finished except for their alignments."""
+        result = self.results[self.sample]
+        return self.input.is_aligned and result is not None and result.alignment is None
+
+    @property
+    def sequences(self) -> list[Generated]:
+        """The sequences of this group once it is finished."""
+        count = len(self.results) // self.input.num_independent_results
+        results = self.results[self.sample : self.sample + count]
+        return [result for result in results if result is not None]
+
+    def align(self, weights: Sequence[np.ndarray]) -> None:
+        """Finish the sequences of this group with their alignments, `weights`."""
+        for number, (result, of_tokens) in enumerate(zip(self.sequences, weights, strict=True)):
+            aligned = dataclasses.replace(result, alignment=of_tokens)
+            self.results[self.sample + number] = aligned
         self.request.finish_result()
 
     def result(self, row: list[int], score: float | None) -> Generated:
@@ -124,17 +147,13 @@ class Group:
         prompt = self.prompt_logprobs if self.input.scores_prompt else None
         return Generated(tokens, STOP if ends else LENGTH, score, prompt, logprobs)
 
-    def fail(self, error: Exception) -> None:
-        self.is_finished = True
-        self.request.fail(error)
-
-    def add_event(self, token: int) -> None:
+    def add_event(self, token: int, is_last: bool) -> None:
         """Report a new token of a request that streams."""
         reason = None
-        if self.is_finished:
+        if is_last:
             reason = STOP if token in self.options.eos_token_ids else LENGTH
         logprobs = self.logprobs[-1] if self.logprobs else None
-        self.request.add_event(Event(self.sample, token, reason, logprobs))
+        self.request.add_event(Event(self.first + self.sample, token, reason, logprobs))
 
     # -------------------------------------------------------------------------- log probabilities
 
@@ -162,11 +181,13 @@ def start_request(
     receive: Callable[[Update], object] = ignore_update,
     streams: bool = False,
     arrived_at: float = 0.0,
-) -> "ClientRequest[Group]":
+) -> ClientRequest:
     """Return a request that generates from the checked `inputs`. The other arguments are those of
     `ClientRequest`."""
     num_results = sum(row.num_independent_results for row in inputs)
-    return ClientRequest(map(Group, inputs), receive, streams, num_results, arrived_at)
+    counts = [row.options.num_return_sequences for row in inputs]
+    parts = map(Group, inputs, itertools.accumulate(counts, initial=0))
+    return ClientRequest(parts, receive, streams, num_results, arrived_at)
 
 
 class Cohort:
@@ -186,26 +207,35 @@ class Cohort:
         self.has_started = False
         # the row that each of `tokens` continues, None if it is in `rows` at the same place
         self.parents: np.ndarray | None = rows
-        self.is_left = np.zeros(len(groups), bool)  # groups that are finished or cancelled
         fed = [group.input.prompt[group.num_read :] for group in groups]
         self.prompts = deque(np.array(fed, np.int64).reshape(len(groups), -1).T)
         self.tokens = rows[:0]  # that the next step feeds
         self.note_groups()
 
     def leave(self, gone: set[int]) -> None:
-        """Let the groups leave whose `id` is in `gone`. Their rows stay until `keep`."""
-        self.is_left |= [id(group) in gone for group in self.groups]
+        """Let the groups leave that are finished, or whose `id` is in `gone`. Their rows stay until
+        `keep`."""
+        is_gone = np.array([id(group) in gone for group in self.groups])
+        self.search.end(is_gone.repeat(len(self.search.is_finished) // len(is_gone)))
+        self.search.ended = []
         self.note_groups()
 
+    @property
+    def is_finished(self) -> np.ndarray:
+        """(G,), True for groups that are finished or have left."""
+        return self.search.is_finished.reshape(len(self.groups), -1)[:, 0]
+
     def note_groups(self) -> None:
-        """Note which groups run, and the places of those that report each token, or its log
+        """Note which groups run, and the places of those of them that report each token, or log
         probabilities."""
-        is_left = self.is_left.tolist()
-        self.running = [group for group, has_left in zip(self.groups, is_left) if not has_left]
+        places = np.flatnonzero(~self.is_finished).tolist()
+        self.running = [self.groups[place] for place in places]
         self.observed = [
             place
-            for place, group in enumerate(self.groups)
-            if group.request.streams or group.input.top_logprobs is not None
+            for place, group in zip(places, self.running)
+            if group.request.streams
+            or group.input.scores_prompt
+            or group.input.top_logprobs is not None
         ]
 
     @property
@@ -234,24 +264,25 @@ class Cohort:
             self.read_on(logits)
             return 0
         scored = self.scored_logits(logits) if self.observed else {}
-        self.tokens, parents = self.search.advance(logits, self.rows)
-        if not self.has_started:
+        is_first = not self.has_started
+        if is_first:
             scored = self.begin(scored)
-        elif parents is not None:
+        self.tokens, parents = self.search.advance(logits, self.rows)
+        if parents is not None and not is_first:
             self.parents = parents + self.rows.start
-        if self.observed or self.search.has_ended:
+        if self.observed or self.search.ended:
             self.report(scored)
         return len(self.tokens)
 
     def begin(self, scored: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
-        """Give each beam or sample its first token, and return the logits `scored` by the places of
-        the samples."""
-        rows, width = self.rows, len(self.tokens) // len(self.groups)
-        if width > 1:
-            self.parents = np.arange(rows.start, rows.stop).repeat(width)
+        """Give each beam or sample a row, and return the logits `scored` by the places of the
+        samples."""
+        rows, count = self.rows, self.groups[0].num_rows
+        if count > 1:
+            self.parents = np.arange(rows.start, rows.stop).repeat(count)
         samples = len(self.search.is_finished) // len(self.groups)
         self.start(samples)
-        self.width = width // samples
+        self.width = count // samples
         return {
             place * samples + sample: logits
             for place, logits in scored.items()
@@ -277,8 +308,9 @@ class Cohort:
         self.tokens = self.prompts.popleft()
         if logits is None:
             return
-        for place, group in enumerate(self.groups):
-            if group.input.scores_prompt and self.is_running(place):
+        for place in self.observed:
+            group = self.groups[place]
+            if group.input.scores_prompt:
                 group.score(self.row_logits(logits, place), int(self.tokens[place]))
 
     def append(self, tokens: np.ndarray) -> int:
@@ -294,11 +326,11 @@ class Cohort:
         """Finish the groups whose beams have ended in `search`, and return the number of tokens of
         their sequences."""
         self.start(1)
-        ended = [place for place in np.flatnonzero(search.ended).tolist() if self.is_running(place)]
-        if not ended:
+        self.search.ended = []
+        self.search.end(search.ended)
+        if not (ended := self.search.ended):
             return 0
         rows, scores = search.result()
-        assert scores is not None  # beams have scores
         sequences = np.split(rows, len(self.groups)), np.split(scores, len(self.groups))
         for place in ended:
             tokens, group_scores = (values[place].tolist() for values in sequences)
@@ -312,7 +344,6 @@ class Cohort:
             group.has_started = True
         if samples > 1:
             self.groups = [sample for group in self.groups for sample in group.samples()]
-            self.is_left = self.is_left.repeat(samples)
             self.note_groups()
 
     def report(self, scored: dict[int, np.ndarray]) -> None:
@@ -321,34 +352,37 @@ class Cohort:
         `scored` has the logits of each group that reports log probabilities, by its place.
         """
         search, tokens = self.search, self.tokens[:: self.width].tolist()
-        running = [place for place in self.observed if self.is_running(place)]
-        for place in running:
-            if place in scored:
-                self.groups[place].score(scored[place], tokens[place])
-        ends = (search.is_finished | search.is_invalid) & ~self.is_left
-        for place in np.flatnonzero(ends).tolist():
+        for place, logits in scored.items():
+            self.groups[place].score(logits, tokens[place])
+        for place in search.ended:
             if search.is_invalid[place]:
-                self.groups[place].fail(ValueError(search.problem))
-            elif not self.groups[place].is_finished:
+                self.groups[place].request.fail(ValueError(search.problem))
+            else:
                 self.groups[place].finish(*search.result(place))
-        for place in running:
+        for place in self.observed:
             if self.groups[place].request.streams:
-                self.groups[place].add_event(tokens[place])
+                self.groups[place].add_event(tokens[place], place in search.ended)
 
-    def is_running(self, place: int) -> bool:
-        return not (self.is_left[place] or self.groups[place].is_finished)
+    @property
+    def unaligned(self) -> list[tuple[Group, int]]:
+        """The groups that lack only their alignments, each with a row of its source."""
+        first, count = self.rows.start, self.rows.stop - self.rows.start
+        return [
+            (group, first + place * count // len(self.groups))
+            for place, group in enumerate(self.groups)
+            if group.lacks_alignments
+        ]
 
     def keep(self, kept: np.ndarray) -> None:
         """Go on with the groups at the places `kept` only, in this order."""
         parents = self.all_parents
         rows = np.arange(len(parents)).reshape(len(self.groups), -1)[kept].ravel()
+        samples = np.arange(len(self.search.is_finished)).reshape(len(self.groups), -1)
+        self.search = take(self.search, samples[kept].ravel())
         self.groups = [self.groups[place] for place in kept]
         self.parents = parents[rows]
         self.tokens = self.tokens[rows] if len(self.tokens) else self.tokens
         self.prompts = deque(tokens[kept] for tokens in self.prompts)
-        samples = np.arange(len(self.search.is_finished)).reshape(len(self.is_left), -1)
-        self.search = self.search.take(samples[kept].ravel())
-        self.is_left = self.is_left[kept]
         self.note_groups()
 
     def joins(self, other: "Cohort") -> bool:
@@ -361,9 +395,8 @@ class Cohort:
     def add(self, other: "Cohort") -> None:
         self.groups = [*self.groups, *other.groups]
         self.parents = np.concatenate([self.all_parents, other.all_parents])
-        for name in ("is_left", "tokens"):
-            setattr(self, name, np.concatenate([getattr(self, name), getattr(other, name)]))
-        self.search.add(other.search)
+        self.tokens = np.concatenate([self.tokens, other.tokens])
+        join(self.search, other.search)
         self.note_groups()
 
 
@@ -374,16 +407,15 @@ def start_search(groups: list[Group]) -> Search:
         return BeamSearch(len(groups), options, joined_processors(groups, 1))
     samples = range(options.num_return_sequences)
     limits = np.array([group.options.max_new_tokens for group in groups for _ in samples])
-    sampler = None
+    uniforms = None
     if options.do_sample:
         uniforms = [
             group.input.uniforms or row_uniforms(group.input.seed, sample)
             for group in groups
             for sample in samples
         ]
-        sampler = Sampler(options, uniforms)
     processors = joined_processors(groups, len(samples))
-    return TokenSearch(options, limits, processors, sampler, groups[0].input.is_scored)
+    return TokenSearch(options, limits, processors, uniforms, groups[0].input.is_scored)
 
 
 def joined_processors(groups: list[Group], samples: int) -> LogitsProcessors | None:

@@ -6,18 +6,30 @@ import contextlib
 import functools
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import UsageError
+from ..errors import RequestError, UsageError
 from .capacity import open_batches
 from .groups import start_request
-from .inputs import Activity, Event, Generated, GenerationInput, Update, ignore_activity
-from .limits import Admission, Room, shutting_down
+from .inputs import (
+    Activity,
+    Admission,
+    Event,
+    Generated,
+    GenerationInput,
+    Update,
+    ignore_activity,
+)
+from .limits import shutting_down
 from .model import OnnxModel, open_for_workers
 from .queue import Batch, ClientRequest, RequestQueue
+
+if TYPE_CHECKING:
+    from .process import ProcessEngine
 
 # Seconds until a thread must release the GIL. A worker waits for the GIL after each run of a graph,
 # and Python's default of 5 ms is longer than a step of a small model. Measured: 30 % more requests
@@ -79,10 +91,10 @@ class Worker:
         changed = [
             request for request in self.requests if request.is_changed or request.is_finished
         ]
-        if changed or self.batch.has_ended:
+        if self.batch.has_ended or any(request.is_finished for request in changed):
             self.remove_finished()
-            for request in changed:
-                request.answer()
+        for request in changed:
+            request.answer()
         return Activity(waits, first_tokens, rows, tokens)
 
     def note_joining(self, parts: list[Any]) -> list[float]:
@@ -105,10 +117,8 @@ class Worker:
 
     def remove_finished(self) -> None:
         """Remove finished parts, and parts of requests that failed or whose client left."""
-        leaving = [part for part in self.parts if part.is_finished or part.request.is_finished]
-        if leaving:
-            self.batch.remove(leaving)
-            self.is_changed = True
+        self.batch.remove([part for part in self.parts if part.request.is_finished])
+        self.is_changed = True
         self.requests = {part.request for part in self.parts}
         if not self.batch.running:
             self.num_rows = 0
@@ -172,7 +182,7 @@ class Engine:
         updates: list[Update] = []
         with contextlib.closing(self):
             self.put([inputs[row] for row in order], updates.append)
-            self.end()
+            self.queue.close()
             if len(self.workers) == 1:
                 self.workers[0].run()
             else:
@@ -188,22 +198,19 @@ class Engine:
 
         The only batch has room for all `inputs`. Rows that have ended get the fill token.
         """
-        options = inputs[0].options
-        updates: list[list[Update]] = [[] for _ in inputs]
+        options, updates = inputs[0].options, deque[Update]()
         with contextlib.closing(self):
-            for row, of_row in zip(inputs, updates, strict=True):
-                self.put([row], of_row.append, streams=True)
-            self.end()
+            self.put(inputs, updates.append, streams=True)
+            self.queue.close()
             while self.workers[0].step() is not None:
-                tokens = np.full((len(inputs), options.num_return_sequences), options.fill_token_id)
-                for row_tokens, of_row in zip(tokens, updates, strict=True):
-                    for update in of_row:
-                        if update.error is not None:
-                            read_results(update)
-                        for event in update.events:
-                            row_tokens[event.index] = event.token
-                    of_row.clear()
-                yield tokens.ravel()
+                tokens = np.full(len(inputs) * options.num_return_sequences, options.fill_token_id)
+                while updates:
+                    update = updates.popleft()
+                    if update.error is not None:
+                        read_results(update)
+                    for event in update.events:
+                        tokens[event.index] = event.token
+                yield tokens
 
     # --------------------------------------------------------------------- driven by worker threads
 
@@ -237,36 +244,16 @@ class Engine:
 
     def put(
         self, inputs: Sequence[GenerationInput], receive: Receive, streams: bool = False
-    ) -> ClientRequest:
-        """Add a request that generates from `inputs`, and return it. The other arguments are those
-        of `ClientRequest`.
+    ) -> Callable[[], None]:
+        """Add a request that generates from `inputs`, and return a function that cancels it. The
+        other arguments are those of `ClientRequest`.
 
         Raises:
-            RequestError: 503 after `end` or `close`.
+            RequestError: 503 after `close`.
         """
         request = start_request(inputs, receive, streams)
-        self.add(request)
-        return request
-
-    def add(self, request: ClientRequest) -> None:
-        """Add a request to the queue.
-
-        Raises:
-            RequestError: 503 after `end` or `close`.
-        """
         self.queue.put(request)
-
-    def cancel(self, request: ClientRequest) -> None:
-        """Cancel a request, unless it is finished. Its waiting parts leave the queue at once.
-
-        Its running parts leave their batch after the current step.
-        """
-        self.queue.cancel(request)
-
-    def end(self) -> None:
-        """Accept no more requests. The waiting and running ones are still finished, without waiting
-        here."""
-        self.queue.close()
+        return functools.partial(self.queue.cancel, request)
 
     def close(self) -> None:
         """Accept no more requests, fail those that are not finished with a RequestError, and free
@@ -298,34 +285,67 @@ def read_results(update: Update) -> list[list[Generated]]:
 # ------------------------------------------------------------------------------------------ clients
 
 
-class ClientEngine(Protocol):
-    """The part of an `Engine` that clients use. It runs in this process or in another one."""
+# Small requests, of at most this number of rows, may exceed the limit of waiting rows by a share,
+# so that long lists of texts do not exclude all others.
+SMALL_ROWS, SMALL_SHARE = 16, 8
 
-    @property
-    def is_closed(self) -> bool:
-        """True if no more requests are accepted."""
 
-    @property
-    def waiting(self) -> int:
-        """The number of rows in the queue."""
+class Room:
+    """The rows of unanswered requests, and the room for more.
 
-    @property
-    def running(self) -> int:
-        """The number of rows that the workers computed in their last step."""
+    Args:
+        max_waiting: the maximum number of rows that wait. An empty queue accepts any number.
+    """
 
-    def start(self, observe: Observe) -> object:
-        """Compute requests, and call `observe` with what was done after each step."""
+    def __init__(self, max_waiting: int):
+        self.max_waiting = max_waiting
+        self.num_rows = 0
+        self.num_small = 0  # rows of requests of at most `SMALL_ROWS`
 
-    def put(self, inputs: Sequence[GenerationInput], receive: Receive, streams: bool) -> Any:
-        """Add a request and return what identifies it for `cancel`. The arguments are those of
-        `ClientRequest`."""
+    @contextlib.contextmanager
+    def hold(
+        self, num_rows: int, num_waiting: int | None = None, state: str = "waiting"
+    ) -> Iterator[None]:
+        """Count the rows of a request until the end of the context, when it is answered.
 
-    def cancel(self, request: Any) -> None:
-        """Drop the rows of a request, unless it is finished."""
+        A small request is accepted while the small ones have less than a share of `max_waiting`.
 
-    def close(self) -> None:
-        """Accept no more requests, and fail those that are not finished with a RequestError: the
-        server is shutting down."""
+        Args:
+            num_rows: the number of its rows.
+            num_waiting: the number of rows that wait, by default those of all unanswered requests.
+            state: what these rows do.
+
+        Raises:
+            RequestError: 429 if the queue has no room.
+        """
+        num_waiting = self.num_rows if num_waiting is None else num_waiting
+        num_small = num_rows if num_rows <= SMALL_ROWS else 0
+        has_share = num_small and self.num_small + num_rows <= self.max_waiting // SMALL_SHARE
+        if num_waiting and num_waiting + num_rows > self.max_waiting and not has_share:
+            raise overloaded(num_waiting, num_rows, self.max_waiting, state)
+        self.num_rows += num_rows
+        self.num_small += num_small
+        try:
+            yield
+        finally:
+            self.num_rows -= num_rows
+            self.num_small -= num_small
+
+
+def overloaded(
+    num_waiting: int, num_rows: int, max_waiting: int, state: str = "waiting"
+) -> RequestError:
+    """Return the error, status 429, of a request for which the queue has no room.
+
+    `num_waiting` rows are waiting, or in another `state`. The request has `num_rows`. Both together
+    may be `max_waiting`.
+    """
+    return RequestError(
+        429,
+        f"{num_waiting} rows are {state} and this request has {num_rows}, expected at most "
+        f"{max_waiting} together: try again later",
+        retry_after=1,
+    )
 
 
 class Client:
@@ -333,10 +353,10 @@ class Client:
 
     Args:
         admission: the limits of the export.
-        engine: computes the requests; `start` starts it.
+        engine: computes the requests, in this process or in another one; `start` starts it.
     """
 
-    def __init__(self, admission: Admission, engine: ClientEngine):
+    def __init__(self, admission: Admission, engine: "Engine | ProcessEngine"):
         self.admission = admission
         self.engine = engine
         self.room = Room(admission.max_waiting)
@@ -361,9 +381,11 @@ class Client:
         with self.request(inputs) as updates:
             return (await updates.get()).read_results()
 
-    async def stream(self, generation_input: GenerationInput) -> AsyncGenerator[Event, None]:
+    async def stream(
+        self, generation_input: GenerationInput, results: list[Generated] | None = None
+    ) -> AsyncGenerator[Event, None]:
         """Yield an event for each new token of all sequences. Closing the generator stops the
-        generation.
+        generation. The complete sequences are added to `results` at the end.
 
         Raises:
             RequestError: if the queue is full or the server is shutting down.
@@ -379,7 +401,9 @@ class Client:
                 is_last = update.is_last
                 for event in update.events:
                     yield event
-            update.read_results()  # raises the error, if there is one
+            [sequences] = update.read_results()  # which raises the error, if there is one
+            if results is not None:
+                results += sequences
 
     @contextlib.contextmanager
     def request(
@@ -395,11 +419,11 @@ class Client:
         updates: asyncio.Queue[Update] = asyncio.Queue()
         receive = functools.partial(put_in_loop, asyncio.get_running_loop(), updates)
         with self.room.hold(sum(row.num_rows for row in inputs), self.engine.waiting):
-            request = self.engine.put(inputs, receive, streams)
+            cancel = self.engine.put(inputs, receive, streams)
             try:
                 yield updates
             finally:
-                self.engine.cancel(request)
+                cancel()
 
     def close(self) -> None:
         """Accept no more requests and fail those that are not answered with a RequestError: the

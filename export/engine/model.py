@@ -2,12 +2,9 @@
 
 import dataclasses
 import functools
-import hashlib
-import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +12,12 @@ import numpy as np
 from ..errors import UsageError
 from ..heads import HEADS
 from ..inference.config import check_config
-from ..inference.devices import CUDA, TENSORRT, require, require_onnxruntime
+from ..inference.devices import require, require_onnxruntime
 from ..inference.export_info import ExportInfo, open_export_info
-from ..inference.inputs import MAX_GPU_TOKENS, MAX_TOKENS, run_by_length
-from ..inference.rows import LoadedExport, RowsFactory
-from ..inference.session import ATTENTION_KERNELS, FUSIONS, Session, SessionChanges, Sessions
+from ..inference.rows import RowsFactory
+from ..inference.session import LoadedExport, Session
 from ..shared.options import is_int64
 from ..specs.alignment import ROLE as ALIGNMENT
-from ..specs.graph_spec import GraphSpec
 from ..targets.registry import get_target, known_targets
 from ..targets.target import Target
 from .inputs import check_generates
@@ -147,43 +142,26 @@ class OnnxModel:
     Args:
         info: see `open_export`.
         threads: CPU threads per operator.
-        arena: whether onnxruntime keeps memory between runs.
-        device: one that the target has.
-        engine_cache: directory of compiled TensorRT engines.
-        sessions: graphs that are open already, by role.
-        profiles: directory to which sessions write profiles of their kernels. Then no CUDA graph is
-            captured, because a replay has no kernels.
-        changes: to how the graphs run; by default none.
+        settings: other settings of `LoadedExport` by name, such as `device`.
     """
 
-    def __init__(
-        self,
-        info: ExportInfo,
-        threads: int,
-        arena: bool = True,
-        device: str = "cpu",
-        engine_cache: Path | None = None,
-        sessions: Mapping[str, Session] | None = None,
-        profiles: Path | None = None,
-        changes: SessionChanges | None = None,
-    ):
+    def __init__(self, info: ExportInfo, threads: int, **settings: Any):
         self.info = info
         self.threads = threads
-        self.device = device
-        self.engine_cache = engine_cache
-        self.sessions: dict[str, Session] = dict(sessions or {})
-        self.profiles = profiles
-        self.changes = changes or SessionChanges()
-        captures = profiles is None and self.changes.captures
-        optimizes = FUSIONS not in self.changes.without
-        # no method of this model, as references in a circle would keep its memory
-        providers = functools.partial(
-            execution_providers, info, device, engine_cache, captures, self.changes.attention
-        )
-        self._opener = Sessions(
-            info.directory, info.specs, {}, providers, threads, arena, profiles, optimizes
-        )
+        self.settings = settings
+        # without a method of this model, as references in a circle would keep its memory
+        target_options = find_target(info).provider_options
+        self.loaded = LoadedExport(info, threads, target_options, **settings)
         self.is_closed = False
+
+    @property
+    def device(self) -> str:
+        return self.loaded.device
+
+    @property
+    def max_tokens(self) -> int:
+        """Maximum tokens in one run of a full-sequence graph."""
+        return self.loaded.max_tokens
 
     def open(self, roles: Iterable[str]) -> "OnnxModel":
         """Open those graphs of `roles` that are not open yet, and return this model.
@@ -198,16 +176,15 @@ class OnnxModel:
         """
         self.check_open()
         self._check_listed()
-        done = self.sessions.keys() | self._opener.contents.keys()
+        done = self.loaded.sessions.keys() | self.loaded.contents.keys()
         if not (missing := sorted(set(roles) - done)):
             return self
         on_demand = [role for role in missing if self.info.specs[role].is_on_demand]
         try:
             self.info.check_listed()
             self.info.check_hashes(".onnx")
-            contents = self._opener.contents | {role: self._content(role) for role in on_demand}
-            self._opener = dataclasses.replace(self._opener, contents=contents)
-            self.sessions |= self._opener.open([role for role in missing if role not in contents])
+            self.loaded.contents.update((role, self._content(role)) for role in on_demand)
+            self.loaded.open([role for role in missing if role not in on_demand])
         finally:  # before an error that only follows from other weights
             self.info.check_unchanged()
         return self
@@ -216,8 +193,8 @@ class OnnxModel:
         """Free the memory of the graphs, once no batch runs them any more. Calling it again changes
         nothing."""
         self.is_closed = True
-        self.sessions = {}  # batches that run have the other ones
-        self._opener = dataclasses.replace(self._opener, contents={})
+        # batches that run have the other ones
+        self.loaded = dataclasses.replace(self.loaded, sessions={}, contents={})
         vars(self).pop("factory", None)
 
     def check_open(self) -> None:
@@ -242,9 +219,9 @@ class OnnxModel:
 
     def session(self, role: str) -> Session:
         """Return the session of the graph of `role`, which is opened if it is not yet."""
-        if role not in self.sessions:
+        if role not in self.loaded.sessions:
             self.open([role])
-        return self.sessions[role]
+        return self.loaded.sessions[role]
 
     def with_threads(self, threads: int) -> "OnnxModel":
         """Return a model of the same export whose graphs use this number of CPU `threads`, or this
@@ -254,24 +231,13 @@ class OnnxModel:
         graphs are opened on first use. This model stays as it is.
         """
         self.check_open()
-        if threads == self.threads:
-            return self
-        arena, device, cache = self._opener.arena, self.device, self.engine_cache
-        return OnnxModel(self.info, threads, arena, device, cache, changes=self.changes)
-
-    # ---------------------------------------------------------------------------------- one batch
-
-    @property
-    def max_tokens(self) -> int:
-        """Maximum tokens in one run of a full-sequence graph. More tokens would only take
-        memory."""
-        return max_run_tokens(self.device, self.threads)
+        return self if threads == self.threads else OnnxModel(self.info, threads, **self.settings)
 
     def outputs(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the outputs of the encoder by name, for inputs `feeds` by name that are checked
         already."""
-        spec = self.info.specs["encoder"]
-        return run_by_length(self.session("encoder"), spec, feeds, self.max_tokens)
+        self.session("encoder")
+        return self.loaded.outputs(feeds)
 
     @functools.cached_property
     def factory(self) -> RowsFactory:
@@ -281,73 +247,4 @@ class OnnxModel:
         """
         self.check_open()
         check_generates(self.info)
-        info, sessions = self.info, self.sessions
-        encoder = functools.partial(encode, sessions, info.specs, self.max_tokens)
-        captures = self.profiles is None and self.changes.captures
-        make, device = self._opener.make, self.device
-        loaded = LoadedExport(info.config, info.specs, sessions, make, device, encoder, captures)
-        return find_target(info).open(loaded)
-
-
-def encode(
-    sessions: Mapping[str, Session],
-    specs: Mapping[str, GraphSpec],
-    max_tokens: int,
-    ids: np.ndarray,
-    mask: np.ndarray,
-) -> dict[str, np.ndarray]:
-    """Return the outputs of the encoder by name, for ids and mask (B, S) that are checked already.
-
-    `sessions` and `specs` are those of the graphs, by role. A run gets at most `max_tokens` tokens.
-    """
-    feeds = {"input_ids": ids, "attention_mask": mask}
-    return run_by_length(sessions["encoder"], specs["encoder"], feeds, max_tokens)
-
-
-# ---------------------------------------------------------------------------------------- devices
-
-
-def max_run_tokens(device: str, threads: int) -> int:
-    """Return the maximum tokens in one run of a full-sequence graph on `device`."""
-    return MAX_TOKENS * threads if device == "cpu" else MAX_GPU_TOKENS
-
-
-def execution_providers(
-    info: ExportInfo,
-    device: str,
-    engine_cache: Path | None,
-    captures: bool,
-    attention: str | None,
-    role: str,
-) -> list[tuple[str, dict]]:
-    """Return the execution providers of the graph of `role` as (name, options).
-
-    A provider runs the nodes that the providers before it do not support. `captures` is False
-    without CUDA graphs, and `attention` a kind of kernel of `ATTENTION_KERNELS` or None.
-    """
-    providers: list[tuple[str, dict]] = [("CPUExecutionProvider", {})]
-    if device != "cpu":
-        # float32 is not rounded to 19 bits.
-        options = {"enable_cuda_graph": "0", "use_tf32": "0"}
-        options |= find_target(info).provider_options(role)
-        if not captures:
-            options["enable_cuda_graph"] = "0"
-        if attention is not None:
-            options["sdpa_kernel"] = str(ATTENTION_KERNELS[attention])
-        providers.insert(0, (CUDA, options))
-    if device == "tensorrt" and role == "encoder":
-        providers.insert(0, (TENSORRT, engine_options(info, engine_cache)))
-    return providers
-
-
-def engine_options(info: ExportInfo, engine_cache: Path | None) -> dict[str, str]:
-    """Return TensorRT's options about compiled engines, or {} without an `engine_cache`.
-
-    TensorRT names its engines after the graph, not the weights: each export has a directory of its
-    own.
-    """
-    if engine_cache is None:
-        return {}
-    files = json.dumps(info.manifest["files"], sort_keys=True)
-    path = engine_cache / hashlib.sha256(files.encode()).hexdigest()[:16]
-    return {"trt_engine_cache_enable": "1", "trt_engine_cache_path": str(path)}
+        return find_target(self.info).open(self.loaded)

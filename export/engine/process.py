@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 from .groups import start_request
-from .inputs import Activity, GenerationInput, Update
-from .limits import Admission, shutting_down
+from .inputs import Activity, Admission, GenerationInput, Update
+from .limits import shutting_down
 from .loop import SWITCH_INTERVAL, Engine, Observe, Receive
 from .model import open_export
 from .queue import ClientRequest
@@ -141,11 +141,11 @@ class Outbox:
         receive = functools.partial(self.receive, number)
         self.requests[number] = request = start_request(inputs, receive, streams, arrived_at)
         self.num_rows_received += request.num_rows
-        self.engine.add(request)
+        self.engine.queue.put(request)
 
     def cancel(self, number: int) -> None:
         if (request := self.requests.pop(number, None)) is not None:
-            self.engine.cancel(request)
+            self.engine.queue.cancel(request)
         self.flush()
 
     # What workers do.
@@ -153,7 +153,8 @@ class Outbox:
     def receive(self, number: int, update: Update) -> None:
         if update.is_last:
             self.requests.pop(number, None)
-        self.updates.append((number, portable_update(update)))
+        error = update.error and portable(update.error)  # which goes through the socket
+        self.updates.append((number, update._replace(error=error)))
 
     def observe(self, activity: Activity) -> None:
         self.activities.append(activity)
@@ -190,11 +191,6 @@ def open_engine(directory: str, dtype: str | None, sizes: dict[str, Any]) -> Eng
         warnings.simplefilter("ignore")  # the parent opens the same export and warns
         info = open_export(directory, dtype)
     return Engine.open(Admission(info, **sizes))
-
-
-def portable_update(update: Update) -> Update:
-    """Return `update` with an error that can be pickled."""
-    return update if update.error is None else update._replace(error=portable(update.error))
 
 
 def portable(error: Exception) -> Exception:
@@ -331,16 +327,17 @@ class EngineProcess(asyncio.Protocol):
         assert self._transport is not None  # `connect` was called
         self._transport.write(frame(message))
 
-    def is_responsive(self) -> bool:
-        """Return True if the child answers, and ask it for its next sign of life.
-
-        It is False `MAX_SILENCE` seconds after the child has stopped, for example by SIGSTOP. Call
-        it about twice a second.
-        """
+    def ping(self) -> None:
+        """Ask the child for a sign of life, unless it has not answered yet or has exited."""
         if self._asked_at is None and self.error is None:
             self._asked_at = time.monotonic()
             self.send((PING, ""))
-        return self._asked_at is None or time.monotonic() - self._asked_at < MAX_SILENCE
+
+    @property
+    def seconds_silent(self) -> float:
+        """Seconds since a ping that the child has not answered, 0 if it has answered. A child that
+        was stopped, for example by SIGSTOP, is silent."""
+        return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
 
     def data_received(self, data: bytes) -> None:
         self._asked_at = None
@@ -435,12 +432,14 @@ class ProcessEngine:
     def start(self, observe: Observe) -> None:
         self.observe = observe
 
-    def put(self, inputs: Sequence[GenerationInput], receive: Receive, streams: bool) -> int:
+    def put(
+        self, inputs: Sequence[GenerationInput], receive: Receive, streams: bool
+    ) -> Callable[[], None]:
         number = next(self.numbers)
         self.process.send(("put", self.name, number, inputs, streams, time.perf_counter()))
         self.receivers[number] = receive
         self.num_rows_sent += sum(row.num_rows for row in inputs)
-        return number
+        return functools.partial(self.cancel, number)
 
     def cancel(self, number: int) -> None:
         if self.receivers.pop(number, None) is not None and self.process.error is None:

@@ -7,13 +7,13 @@ tokens, until it is finished. The caller decides how requests are batched.
 
 import copy
 import functools
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
-from ..inference.logits import LogitsProcessors, Sampler, as_rows, log_sum_exp, top
+from ..inference.logits import LogitsProcessors, as_rows, log_sum_exp, sample, top
 from ..inference.options import EXCLUDED_SCORE, Options
 from ..inference.session import FATAL
 from ..shared.options import MAX_INT64
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import onnxruntime
 
 INITIAL_CAPACITY = 256  # initial capacity in new tokens; doubled when it is full
+NO_TOKEN = -1  # in place of a token that no logits decide
 NOT_FINITE = "some logits are NaN or infinite, expected numbers"
 
 
@@ -47,9 +48,9 @@ class StepLogits:
         return self.values[rows if self.places is None else self.places[rows]]
 
     def most_likely(self, rows: slice) -> np.ndarray:
-        """Return the most likely token of each of `rows`, (R,)."""
+        """Return the `greedy_tokens` of `rows`, (R,)."""
         if self.likeliest is None:
-            self.likeliest = self.values.argmax(axis=1)
+            self.likeliest = greedy_tokens(self.values)
         return self.likeliest[rows if self.places is None else self.places[rows]]
 
     def best(self, rows: slice, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -66,14 +67,16 @@ class Search(Protocol):
     """The search of G groups with equal options, each with K rows of a batch. Rows of one group are
     adjacent.
 
-    Groups can leave and join between two steps, see `take` and `add`. Groups with processors only
+    Groups can leave and join between two steps, see `take` and `join`. Groups with processors only
     start together, because processors count the tokens of all rows.
     """
 
-    options: Options
-    is_finished: np.ndarray  # (G,)
+    states: tuple[str, ...]  # names of arrays with a place for each group
+    fill: int  # the token after the end of a sequence
+    processors: LogitsProcessors | None
+    is_finished: np.ndarray  # (G,), True for groups that have ended, in any way
     is_invalid: np.ndarray  # (G,), True after a step whose logits decide no token
-    has_ended: bool  # True after a step in which groups finished or became invalid
+    ended: list[int]  # groups that ended in the last step, invalid ones too
     problem: str  # of invalid groups
 
     def advance(self, logits: StepLogits, rows: slice) -> tuple[np.ndarray, np.ndarray | None]:
@@ -83,12 +86,12 @@ class Search(Protocol):
         The logits are those of `rows`, at first one for each input.
         """
 
-    def take(self, groups: np.ndarray) -> "Search":
-        """Return a search that goes on with some of the groups: indices, or a mask (G,). This one
-        stays as it is."""
+    def end(self, ends: np.ndarray) -> None:
+        """Finish the groups where `ends` (G,) is True, and add those to `ended` that were not
+        finished before."""
 
-    def add(self, other: Any) -> None:
-        """Append the groups of `other`, a search with equal options, both without processors."""
+    def note_groups(self) -> None:
+        """Note what only changes when groups leave or join."""
 
     def result(self, group: int) -> tuple[list[list[int]], list[float] | None]:
         """Return the new tokens of the sequences of a finished `group`, and their scores.
@@ -104,12 +107,12 @@ class TokenSearch:
         options: resolved options, whose `max_new_tokens` counts less than `limits`.
         limits: (G,), the maximum number of new tokens of each sequence.
         processors: change the logits; sequences of one input are adjacent.
-        sampler: draws the tokens; without one they are the most likely.
+        uniforms: returns the next random number of [0, 1) of each sequence, for sampling.
         is_scored: whether results have scores, sum(log p) / length^length_penalty. p is the softmax
             of the processed logits, before temperature and the filters of sampling.
     """
 
-    states = ("tokens", "lengths", "limits", "sums", "is_finished", "is_invalid")
+    states = ("tokens", "lengths", "limits", "uniforms", "sums", "is_finished", "is_invalid")
     problem = "no token can be generated: all are suppressed, or the logits are not finite"
 
     def __init__(
@@ -117,20 +120,20 @@ class TokenSearch:
         options: Options,
         limits: np.ndarray,
         processors: LogitsProcessors | None = None,
-        sampler: Sampler | None = None,
+        uniforms: Sequence[Callable[[], float]] | None = None,
         is_scored: bool = False,
     ):
         self.options, self.fill = options, options.fill_token_id
-        self.end_tokens = frozenset(options.eos_token_ids)
-        self.processors = processors or None
-        self.sampler = sampler
+        self.end_tokens = frozenset((*options.eos_token_ids, NO_TOKEN))
+        self.processors = processors
+        self.uniforms = np.array(uniforms or [None] * len(limits), object)
         self.is_scored = is_scored
-        self.is_plain = not (self.processors or sampler or is_scored)
+        self.is_plain = not (processors or options.do_sample or is_scored)
         self.tokens = np.full((len(limits), min(limits.max(), INITIAL_CAPACITY)), self.fill)
         self.lengths, self.limits = np.zeros(len(limits), np.int64), limits
         self.sums = np.zeros(len(limits))
         self.is_finished, self.is_invalid = np.zeros((2, len(limits)), bool)
-        self.has_ended = False
+        self.ended: list[int] = []
         self.note_groups()
 
     def note_groups(self) -> None:
@@ -149,53 +152,42 @@ class TokenSearch:
             self.processors(self.tokens[:, : self.longest], values)
         tokens = self.choose(values)
         if self.is_scored:
+            values[self.is_invalid] = 0
             self.sums += np.where(self.is_finished, 0, token_log_p(values, tokens))
-        tokens = self.append(tokens)
-        self.has_ended |= bool(self.is_invalid.any())
-        return tokens, None
+        return self.append(tokens), None
 
     def choose(self, logits: np.ndarray) -> np.ndarray:
-        """Return the next token (G,) of each row of `logits` (G, V)."""
-        if self.sampler is None:
-            return logits.argmax(axis=1)
+        """Return the next token (G,) of each row of `logits` (G, V), `NO_TOKEN` for invalid
+        rows."""
+        if not self.options.do_sample:
+            return greedy_tokens(logits)
         # sampling overwrites the logits
-        tokens = self.sampler(logits.copy() if self.is_scored else logits)
-        self.is_invalid = tokens < 0
-        return np.where(self.is_invalid, self.fill, tokens)
+        return sample(logits.copy() if self.is_scored else logits, self.options, self.uniforms)
 
     def append(self, tokens: np.ndarray) -> np.ndarray:
         """Append `tokens` (G,) to the sequences that are not finished, and return them, with the
-        fill token for the others."""
+        fill token for the others. A sequence with `NO_TOKEN` is invalid."""
         if not self.all_run:
             tokens = np.where(self.running, tokens, self.fill)
+        is_last = self.longest + 1 >= self.next_limit
+        may_end = is_last or not self.end_tokens.isdisjoint(tokens.tolist())
+        if may_end:
+            self.is_invalid = tokens == NO_TOKEN
+            tokens = np.where(self.is_invalid, self.fill, tokens)
         if self.longest == self.tokens.shape[1]:
             self.tokens = widened(self.tokens, 2 * self.longest, self.fill)
         self.tokens[self.places, self.lengths] = tokens
         self.lengths += self.running
         self.longest += 1
-        is_last = self.longest >= self.next_limit
-        self.has_ended = is_last or not self.end_tokens.isdisjoint(tokens.tolist())
-        if self.has_ended:
-            self.end(tokens)
+        self.ended = []
+        if may_end:
+            is_last = self.lengths == self.limits
+            self.end(is_in(tokens, self.end_tokens) | is_last | self.is_invalid)
         return tokens
 
-    def end(self, tokens: np.ndarray) -> None:
-        """Finish the sequences that the last `tokens` (G,) end."""
-        ends = (is_in(tokens, self.end_tokens) | (self.lengths == self.limits)) & self.running
-        self.has_ended = bool(ends.any())
+    def end(self, ends: np.ndarray) -> None:
+        self.ended += np.flatnonzero(ends & self.running).tolist()
         self.is_finished = self.is_finished | ends
-        self.note_groups()
-
-    def take(self, groups: np.ndarray) -> "TokenSearch":
-        subset = with_groups(self, groups)
-        subset.sampler = self.sampler and self.sampler.take(groups)
-        subset.note_groups()
-        return subset
-
-    def add(self, other: "TokenSearch") -> None:
-        join(self, other)
-        if self.sampler is not None and other.sampler is not None:
-            self.sampler = self.sampler.joined(other.sampler)
         self.note_groups()
 
     def result(self, group: int) -> tuple[list[list[int]], list[float] | None]:
@@ -205,6 +197,14 @@ class TokenSearch:
             return tokens, None
         score = self.sums[group] / length**self.options.length_penalty
         return tokens, [float(np.float32(score))]
+
+
+def greedy_tokens(logits: np.ndarray) -> np.ndarray:
+    """Return the token (R,) with the largest logit in each row of `logits` (R, V), `NO_TOKEN` if
+    that logit is not finite. Of equal logits, it is the lowest token. NaN counts as the largest."""
+    tokens = logits.argmax(axis=1)
+    largest = logits[np.arange(len(logits)), tokens]
+    return np.where(np.isfinite(largest), tokens, NO_TOKEN)
 
 
 def token_log_p(logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -230,7 +230,7 @@ class BeamSearch:
         self.options, self.fill = options, options.fill_token_id
         self.beams, self.candidates = options.num_beams, options.candidates
         self.end_tokens = frozenset(options.eos_token_ids)
-        self.processors = processors or None
+        self.processors = processors
         beams = (groups, self.beams)
         self.tokens = self.ended_tokens = np.empty((*beams, 0), np.int64)  # (G, K, t)
         # The rows of one group are equal at first, so only the first row counts.
@@ -242,14 +242,15 @@ class BeamSearch:
         self.can_improve = np.ones((groups, 1), bool)
         self.lengths = np.zeros((groups, 1), np.int64)
         self.is_finished, self.is_invalid = np.zeros((2, groups), bool)
-        self.has_ended = False
+        self.ended: list[int] = []
         self.note_groups()
 
     def note_groups(self) -> None:
-        """Note what only changes when groups leave or join."""
         self.groups = np.arange(len(self.scores))[:, None]
         self.first_rows = self.groups * self.beams
         self.longest = int(self.lengths.max(initial=0))
+        self.tokens = self.tokens[:, :, : self.longest]
+        self.ended_tokens = self.ended_tokens[:, :, : self.longest]
 
     def advance(self, logits: StepLogits, rows: slice) -> tuple[np.ndarray, np.ndarray]:
         if self.processors is None:
@@ -279,7 +280,7 @@ class BeamSearch:
         if is_last or not self.end_tokens.isdisjoint(tokens.ravel().tolist()):
             is_last_token = self.lengths == self.options.max_new_tokens
             ends = is_in(tokens, self.end_tokens) | is_last_token
-            is_done = self.end(ends, scores, self.continued(parents, tokens))
+            is_done = self.finish(ends, scores, self.continued(parents, tokens))
             # Keep the best K candidates that have not ended.
             scores, kept = self.best(np.where(ends, scores + EXCLUDED_SCORE, scores), self.beams)
             tokens, parents = tokens[self.groups, kept], parents[self.groups, kept]
@@ -289,9 +290,14 @@ class BeamSearch:
         self.scores, self.tokens = scores, self.continued(parents, tokens)
         self.can_improve = self.can_improve & (self.possible_scores() > self.worst)
         is_done = is_done | ~self.can_improve
-        self.has_ended = bool(is_done.any()) or has_nan
-        self.is_finished = self.is_finished | is_done[:, 0]
+        self.ended = []
+        if has_nan or is_done.any():
+            self.end(is_done[:, 0] | self.is_invalid)
         return tokens.ravel(), (self.first_rows + parents).ravel()
+
+    def end(self, ends: np.ndarray) -> None:
+        self.ended += np.flatnonzero(ends & ~self.is_finished).tolist()
+        self.is_finished = self.is_finished | ends
 
     def best_candidates(
         self, log_p: np.ndarray, tokens: np.ndarray
@@ -332,7 +338,7 @@ class BeamSearch:
             lengths = np.full_like(lengths, options.max_new_tokens)
         return self.scores[:, :1] / powers(lengths, options.length_penalty)
 
-    def end(self, ends: np.ndarray, scores: np.ndarray, sequences: np.ndarray) -> np.ndarray:
+    def finish(self, ends: np.ndarray, scores: np.ndarray, sequences: np.ndarray) -> np.ndarray:
         """Store candidates that end, and return True for groups whose search is done, (G, 1).
 
         Those of the best K that end, `ends` (G, C), compete with earlier finished hypotheses.
@@ -364,17 +370,6 @@ class BeamSearch:
         worst = np.where(self.ended_lengths > 0, worst, EXCLUDED_SCORE)
         self.worst = worst.min(axis=1, keepdims=True)
 
-    def take(self, groups: np.ndarray) -> "BeamSearch":
-        subset = with_groups(self, groups)
-        subset.note_groups()
-        subset.tokens = subset.tokens[:, :, : subset.longest]
-        subset.ended_tokens = subset.ended_tokens[:, :, : subset.longest]
-        return subset
-
-    def add(self, other: "BeamSearch") -> None:
-        join(self, other)
-        self.note_groups()
-
     def result(self, group: int) -> tuple[list[list[int]], list[float]]:
         count = self.options.num_return_sequences
         best = zip(self.ended_tokens[group, :count].tolist(), self.ended_lengths[group].tolist())
@@ -382,23 +377,27 @@ class BeamSearch:
         return tokens, self.ended_scores[group, :count].tolist()
 
 
-AnySearch = TypeVar("AnySearch", TokenSearch, BeamSearch)
+AnySearch = TypeVar("AnySearch", bound=Search)
 
 
-def with_groups(search: AnySearch, groups: np.ndarray) -> AnySearch:
-    """Return a copy of `search` with the states and processors of some `groups` only."""
+def take(search: AnySearch, groups: np.ndarray) -> AnySearch:
+    """Return a search that goes on with some of the groups of `search`: indices, or a mask (G,).
+    `search` stays as it is."""
     subset = copy.copy(search)
     for name in search.states:
         setattr(subset, name, getattr(search, name)[groups])
     subset.processors = search.processors and search.processors.take(groups)
+    subset.note_groups()
     return subset
 
 
-def join(search: AnySearch, other: AnySearch) -> None:
-    """Append the states of `other` to those of `search`."""
+def join(search: Search, other: Search) -> None:
+    """Append the groups of `other`, a search with equal options, to `search`. Both have no
+    processors."""
     for name in search.states:
         both = getattr(search, name), getattr(other, name)
         setattr(search, name, joined(*both, 0, search.fill))
+    search.note_groups()
 
 
 def joined(first: np.ndarray, second: np.ndarray, axis: int, fill: int) -> np.ndarray:
@@ -457,7 +456,7 @@ def widened(sequences: np.ndarray, width: int, fill_token_id: int) -> np.ndarray
 
 
 # logits per run and thread: with their log-softmax they stay in the cache of a core
-CHUNK = 1 << 18
+CHUNK = 1 << 17
 # minimum logits for several threads: fewer take less time than the threads take to wake up
 MIN_SHARED_LOGITS = 1 << 19
 # written by tests/support/top_k_graph.py, because the runtime works without onnx

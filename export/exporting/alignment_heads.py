@@ -15,9 +15,9 @@ import numpy as np
 from vanilla_transformer.training.data import read_all_lines
 
 from ..engine.alignments import head_weights
+from ..engine.inputs import start_tokens
 from ..specs.alignment import SHIFTS, AlignmentHead
 from ..text.alignments import align_words, mutual_best
-from ..text.tasks.alignment import start_token
 from ..text.token_spans import source_spans
 from ..text_runtime import TextRuntime
 
@@ -107,7 +107,8 @@ def weights_and_words(
         runtime.encode(sources, False),
         runtime.encode(targets, False, runtime.target_tokenizer),
     )
-    first = [start_token(runtime, options), *runtime.first_tokens(options)]
+    [[start]] = start_tokens(runtime.info, 1, None, options).tolist()
+    first = [start, *runtime.first_tokens(options)]
     target_rows = [first + encoding.ids for encoding in encodings[1]]
     weights = head_weights(runtime.runtime.model, rows, target_rows)
     for texts, row, source, target, steps in zip(pairs, rows, *encodings, weights, strict=True):

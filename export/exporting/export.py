@@ -68,8 +68,9 @@ def export(checkpoint: str | os.PathLike, out: str | os.PathLike, **options: Any
             (None)
         calibrate: text file to calibrate int8 on the cpu target: one activation scale for all rows
             instead of one per row; faster (None)
-        alignments: parallel text of at least 100 lines to choose the heads that align words, on the
-            cpu target: a source, a tab and its translation in each line (None)
+        alignments: write the graph of word alignments, which cpu always has; with FILE, parallel
+            text of at least 100 lines with a source, a tab and its translation in each, choose the
+            heads that align words on it (False)
         generate: write one graph with the whole generation loop, from token ids to sequences:
             greedy, sample or beam (None)
         keep: directory for the converted CHECKPOINT of another family; default: temporary (None)
@@ -146,29 +147,37 @@ def write_export(
 
 
 def plan_graphs(checkpoint: Checkpoint, options: ExportOptions) -> Graphs:
-    """Return the graphs to write. With `options.alignments`, the heads of the alignment graph are
-    chosen on this text, by an export with all heads to a temporary directory."""
-    if options.alignments is None:
-        return Graphs.plan(checkpoint, options)
-    check_translates(checkpoint, options.alignments)
-    pairs = read_pairs(options.alignments)
+    """Return the graphs to write. If `options.alignments` is a text, the heads of the alignment
+    graph are chosen on it, by an export with all heads to a temporary directory."""
+    text = options.alignments
+    if text:
+        check_translates(checkpoint, text)
+    pairs = [] if isinstance(text, bool) else read_pairs(text)
     graphs = Graphs.plan(checkpoint, options)
+    if text and not graphs.source.alignment:
+        raise ValueError(
+            f"{checkpoint.source} computes in {graphs.activations} on the target "
+            f"{graphs.target.name}, expected fp32 or fp16 for alignments={text!r}"
+        )
+    if not pairs:
+        return graphs
+    device = graphs.target.parity_device(graphs.activations)
     every = graphs.with_alignment(all_heads(checkpoint.config_json))
     with tempfile.TemporaryDirectory() as temporary:
         every.write(Path(temporary))
         facts = manifest_facts(checkpoint, every)
         facts |= write_companions(checkpoint, every, Path(temporary))
         write_manifest(Path(temporary), **facts, **every.facts({}))
-        with TextRuntime(temporary) as runtime:
+        with TextRuntime(temporary, device=device) as runtime:
             return graphs.with_alignment(*choose_heads(runtime, pairs))
 
 
-def check_translates(checkpoint: Checkpoint, text: str | os.PathLike) -> None:
-    """Raise ValueError for a model whose words cannot be aligned on parallel `text`."""
+def check_translates(checkpoint: Checkpoint, alignments: str | os.PathLike | bool) -> None:
+    """Raise ValueError for a model that has no `alignments`."""
     if not (checkpoint.generates and checkpoint.config.is_seq2seq):
         raise ValueError(
             f"{checkpoint.source} is a {checkpoint.architecture}, expected an encoder-decoder "
-            f"model that generates for alignments={os.fspath(text)!r}"
+            f"model that generates for alignments={alignments!r}"
         )
 
 

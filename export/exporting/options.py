@@ -34,6 +34,12 @@ NAMES = Kind(
 FIELDS_BY_NAME = KEY_VALUE._replace(
     expected="a dict of fields by name", holds=lambda value: isinstance(value, Mapping)
 )
+PATH_OR_FLAG = PATH._replace(
+    expected="the path of a text, True or False",
+    holds=lambda value: PATH.holds(value) or FLAG.holds(value),
+    metavar="FILE",
+    alone=True,
+)
 PATH_OR_TOKENS = PATH._replace(
     expected="the path of a text or a list of token ids",
     holds=lambda value: PATH.holds(value) or isinstance(value, Iterable),
@@ -53,6 +59,15 @@ def dtype_help() -> str:
         f"dtype of the weights: {known_targets()}; default: fp32, on GPUs fp16, or bf16 or fp32 if "
         f"float16 overflows or differs from torch; {several}: also several in one directory, as "
         "fp32,int8"
+    )
+
+
+def alignments_help() -> str:
+    always = " and ".join(target.name for target in targets() if target.shares_weights)
+    return (
+        f"write the graph of word alignments, which {always} always has; with FILE, parallel text "
+        "of at least 100 lines with a source, a tab and its translation in each, choose the heads "
+        "that align words on it"
     )
 
 
@@ -144,16 +159,6 @@ def check_calibrate(options: "ExportOptions") -> None:
     raise UsageError(f"{problem}, expected {', '.join(fits)}")
 
 
-def check_alignments(options: "ExportOptions") -> None:
-    """Raise UsageError for `alignments` of a target without an alignment graph."""
-    supporting = [target.name for target in targets() if target.shares_weights]
-    if options.alignments is not None and options.target not in supporting:
-        raise UsageError(
-            f"alignments={os.fspath(options.alignments)!r} is not supported by the target "
-            f"{options.target!r}, expected {' or '.join(supporting)}"
-        )
-
-
 def check_generate(options: "ExportOptions") -> None:
     """Raise UsageError for a target whose decoder does not go into a loop, and with `image_size` or
     `alignments`."""
@@ -171,10 +176,10 @@ def check_generate(options: "ExportOptions") -> None:
             f"generate={mode!r} is not supported with image_size={options.image_size!r}: "
             "images are not generated"
         )
-    if options.alignments is not None:
+    if options.alignments:
         raise UsageError(
-            f"generate={mode!r} is not supported with alignments={os.fspath(options.alignments)!r}"
-            ": one graph returns no alignments, expected None"
+            f"generate={mode!r} is not supported with alignments={options.alignments!r}: one graph "
+            "returns no alignments, expected False"
         )
 
 
@@ -211,12 +216,10 @@ class ExportOptions:
         "instead of one per row; faster",
         check=check_calibrate,
     )
-    alignments: File = option(
-        PATH,
-        None,
-        "parallel text of at least 100 lines to choose the heads that align words, on the cpu "
-        "target: a source, a tab and its translation in each line",
-        check=check_alignments,
+    alignments: File | bool = option(
+        PATH_OR_FLAG,
+        False,
+        alignments_help,
     )
     generate: str | None = option(
         choices("mode", MODES),

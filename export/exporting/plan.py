@@ -57,7 +57,8 @@ class Graphs:
         specs = {
             dtype: target.graph_specs(config, architecture, dtype, activations) for dtype in dtypes
         }
-        if options.generate is not None:  # one graph returns no alignments
+        # one graph returns no alignments, and elsewhere the graph has copies of the weights
+        if options.generate is not None or not (target.shares_weights or options.alignments):
             for by_role in specs.values():
                 by_role.pop(ALIGNMENT, None)
         source = graph_source(checkpoint, options, ALIGNMENT in specs[dtypes[0]])

@@ -225,7 +225,9 @@ def generated_text(number: int, result: Any, n_best: int | None) -> str:
     if isinstance(result, str):
         return in_one_line(result)
     text, value = result.values()
-    return f"{in_one_line(text)}\t{value if isinstance(value, str) else f'{value:.6f}'}"
+    if not isinstance(value, str):
+        value = f"{value:.6f}" if isinstance(value, float) else to_json(value)
+    return f"{in_one_line(text)}\t{value}"
 
 
 def in_one_line(text: str) -> str:

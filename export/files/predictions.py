@@ -9,13 +9,24 @@ from ..errors import UsageError
 from ..heads import MAX_CHARACTERS, Task, find_task
 from ..inference.logits import row_seed
 from ..text.checks import check_choice
-from ..text.tasks.alignment import moses_pairs
+from ..text.placeholders import keep_pattern
+from ..text.tasks.alignment import ALIGNMENTS
 from ..text.tasks.embedding import PRECISIONS
 from ..text.tasks.task import TaskCall, task_function
 
 GENERATING = ("generate", "translate")  # methods of TextRuntime that give a text for a text
 # Options of these methods that `Runtime.generate` does not have.
-OF_TEXTS = {"split", "copy_letterless", "src_lang", "tgt_lang", "target_prefix", "seeds"}
+OF_TEXTS = {
+    "split",
+    "copy_letterless",
+    "src_lang",
+    "tgt_lang",
+    "target_prefix",
+    "seeds",
+    "replace_unknowns",
+    "markup",
+    "keep",
+}
 
 
 @dataclass(frozen=True)
@@ -31,7 +42,8 @@ class Predictions:
         n_best: for `generate`, the number of texts of each example, which then come in a list with
             their scores, best first. None for one text.
         scores: for `generate`, add the score of each text.
-        alignments: for `generate`, add the words of each text that belong together, as in Moses.
+        alignments: for `generate`, add the alignment of the words of each text: "moses" or "json",
+            see `ALIGNMENTS`. None adds nothing.
         max_characters: maximum length of a text, checked before it is tokenized.
 
     Raises:
@@ -48,7 +60,7 @@ class Predictions:
     batch_size: int = 32
     n_best: int | None = None
     scores: bool = False
-    alignments: bool = False
+    alignments: str | None = None
     max_characters: int = MAX_CHARACTERS
 
     def __post_init__(self) -> None:
@@ -62,9 +74,12 @@ class Predictions:
             )
         if self.alignments and self.is_scored:
             raise UsageError("alignments cannot be combined with scores or n_best, expected one")
+        if self.options.get("keep") not in (None, False) and (name is not None):
+            raise UsageError(f"keep cannot be combined with {name}, expected one")
         if self.generates:
             self.check_generation()
-        if self.alignments:
+        if self.alignments is not None:
+            check_choice("alignments", self.alignments, ALIGNMENTS)
             self.runtime.info.check_alignment()
 
     @property
@@ -110,6 +125,7 @@ class Predictions:
         if source is not None:
             self.runtime.languages.ids("src_lang", source, 1)
         self.runtime.target_options(target, 1, self.generation_options)
+        keep_pattern(self.runtime, [], self.options.get("keep"))
 
     @property
     def generation_options(self) -> dict[str, Any]:
@@ -147,8 +163,8 @@ class Predictions:
 
         `numbers` are the line numbers, from which the seeds of sampling are derived. A result is a
         text; with `scores` a dict of `text` and `score`; with `alignments` a dict of `text` and
-        `alignments`, such as "0-0 1-2"; with `n_best` a list of `n_best` dicts of `text` and
-        `score`, best first."""
+        `alignments`, what a function of `ALIGNMENTS` returned; with `n_best` a list of `n_best`
+        dicts of `text` and `score`, best first."""
         options = dict(self.options)
         seed = options.pop("seed", None)
         if seed is not None:
@@ -159,10 +175,11 @@ class Predictions:
         count = self.n_best or 1
         options["target_prefix"] = [example.get("target_prefix", "") for example in examples]
         options["num_return_sequences"] = count
-        if self.alignments:
+        if self.alignments is not None:
+            written = ALIGNMENTS[self.alignments]
             aligned = self.runtime.generate(texts, return_alignments=True, **options)
             return [
-                {"text": result.text, "alignments": moses_pairs(source, *result)}
+                {"text": result.text, "alignments": written(source, result)}
                 for source, result in zip(texts, aligned, strict=True)
             ]
         if not self.is_scored:

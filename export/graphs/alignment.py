@@ -1,27 +1,31 @@
 """Cross-attention of the heads that align words, for all tokens of a target at once."""
 
+from collections.abc import Callable
+
 from onnx_ir import Value
 
 from .attention import attention_weights, source_query, weighted_values
 from .context import GraphContext, Pairs, Values
 from .layers import Attention, decoder_states
+from .positions import cast_to_float32, causal_biases, offsets, source_bias, token_positions
+
+# writes self-attention, from positions and the masks of each type of layer
+TargetAttention = Callable[[GraphContext, Value, dict[str, Value]], Attention]
 
 
 def cross_attentions(
-    g: GraphContext,
-    inputs: Values,
-    positions: Value,
-    self_attn: Attention,
-    states: Pairs,
-    bias: Value,
+    g: GraphContext, inputs: Values, states: Pairs, attention: TargetAttention
 ) -> list[Value]:
     """Return [weights (B, heads, T, S)] of the heads in `g.alignment`, written as nodes of the
     graph.
 
-    The decoder reads the tokens `decoder_input_ids` in `inputs` at `positions` (B or 1, T).
-    `self_attn` is its self-attention, `states` are keys and values (B, H, S, d) of the source for
-    each layer, and `bias` is that of the source.
+    The decoder reads `decoder_input_ids` in `inputs`, with the self-attention that `attention`
+    writes. `states` are keys and values (B, H, S, d) of the source for each layer.
     """
+    ids = inputs["decoder_input_ids"]
+    positions = token_positions(g, ids, None)
+    self_attn = attention(g, positions, causal_biases(g, offsets(g, ids), None))
+    bias = source_bias(g, inputs["encoder_attention_mask"])
     weights: dict[int, Value] = {}
 
     def attend(layer: int, name: str, x: Value) -> Value:
@@ -30,6 +34,6 @@ def cross_attentions(
         return weighted_values(g, weights[layer], values)
 
     # What only later layers and the last states need is removed with all unused nodes.
-    decoder_states(g, inputs["decoder_input_ids"], positions, self_attn, attend)
+    decoder_states(g, ids, positions, self_attn, attend)
     rows = [g.op("Gather", weights[head.layer], [head.head], axis=1) for head in g.alignment]
-    return [g.op("Concat", *rows, axis=1)]
+    return [cast_to_float32(g, g.op("Concat", *rows, axis=1))]

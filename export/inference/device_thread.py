@@ -7,54 +7,34 @@ and runs the sessions on devices, and copies from and to them.
 
 import functools
 import os
-import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
+LOCAL = threading.local()  # has `is_device_thread` in that thread only
+LOCK = threading.Lock()
+POOLS: dict[int, ThreadPoolExecutor] = {}  # by process, because a fork copies no thread
 
 
-class DeviceThread:
-    """A thread with a queue of calls. It starts with the first call."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.process = 0  # the process of the thread, which a fork does not copy
-
-    def call(self, function: Callable[[], Result]) -> Result:
-        """Call `function` in the thread and return its result, or raise its error."""
-        self.start()
-        if threading.current_thread() is self.thread:
-            return function()
-        future: Future[Result] = Future()
-        self.calls.put((future, function))
-        return future.result()
-
-    def start(self) -> None:
-        with self.lock:
-            if self.process == os.getpid():
-                return
-            self.process = os.getpid()
-            self.calls: queue.SimpleQueue[tuple[Future, Callable]] = queue.SimpleQueue()
-            self.thread = threading.Thread(target=self.run, name="device", daemon=True)
-            self.thread.start()
-
-    def run(self) -> None:
-        while True:
-            answer(*self.calls.get())  # which keeps no reference to the last call
+def device_pool() -> ThreadPoolExecutor:
+    """Return the pool of the only device thread of this process."""
+    with LOCK:
+        if os.getpid() not in POOLS:
+            mark = functools.partial(setattr, LOCAL, "is_device_thread", True)
+            POOLS[os.getpid()] = ThreadPoolExecutor(1, "device", mark)
+        return POOLS[os.getpid()]
 
 
-def answer(future: Future, function: Callable) -> None:
-    try:
-        future.set_result(function())
-    except BaseException as error:
-        future.set_exception(error)
-
-
-DEVICE_THREAD = DeviceThread()
+def call_in_device_thread(
+    function: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs
+) -> Result:
+    """Call `function` in the device thread and return its result, or raise its error."""
+    if hasattr(LOCAL, "is_device_thread"):
+        return function(*args, **kwargs)
+    return device_pool().submit(function, *args, **kwargs).result()
 
 
 def in_device_thread(function: Callable[Args, Result]) -> Callable[Args, Result]:
@@ -62,6 +42,6 @@ def in_device_thread(function: Callable[Args, Result]) -> Callable[Args, Result]
 
     @functools.wraps(function)
     def call(*args: Args.args, **kwargs: Args.kwargs) -> Result:
-        return DEVICE_THREAD.call(functools.partial(function, *args, **kwargs))
+        return call_in_device_thread(function, *args, **kwargs)
 
     return call

@@ -30,6 +30,8 @@ TARGET_TOKENIZER = "target_tokenizer.json"
 TOKENIZERS = ("tokenizer.json", TARGET_TOKENIZER)
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TOKENIZER_FILES = (*TOKENIZERS, TOKENIZER_CONFIG)
+# patterns of files that say how a model works, in a checkpoint or a folder of a module
+CONTENT = ("*.json", "*/*.json", "*.safetensors", "*/*.safetensors")
 # Required and optional fields of the manifest.
 REQUIRED = {
     "architecture": str,
@@ -61,7 +63,7 @@ class ExportInfo:
     dtype: str = ""
     specs: dict[str, GraphSpec] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def architecture(self) -> str:
         """The name of the checkpoint's model class."""
         return self.manifest["architecture"]
@@ -77,7 +79,7 @@ class ExportInfo:
         role = self.manifest.get("step")
         return role if role in self.specs else None
 
-    @property
+    @cached_property
     def generates(self) -> bool:
         """True if the model generates tokens."""
         return "decoder" in self.specs
@@ -101,6 +103,26 @@ class ExportInfo:
         """The dtypes of the weights, the default first."""
         default = self.manifest["default_dtype"]
         return [default, *(dtype for dtype in self.manifest["variants"] if dtype != default)]
+
+    @cached_property
+    def changed_files(self) -> list[str]:
+        """Names of files that other libraries have saved again since the export. They are read at
+        the first use, to compute their hashes."""
+        files = self.manifest["files"].items()
+        return [
+            name
+            for name, facts in files
+            if is_rewritable(name) and differs(self.directory / name, facts)
+        ]
+
+    @property
+    def unlisted_files(self) -> list[str]:
+        """Names of files that a checkpoint may have and manifest.json does not list, so they have
+        no effect."""
+        paths = [path for pattern in CONTENT for path in self.directory.glob(pattern)]
+        names = {path.relative_to(self.directory).as_posix() for path in paths}
+        unlisted = names - self.manifest["files"].keys() - {MANIFEST}
+        return sorted(name for name in unlisted if not name.startswith("."))
 
     def read(self, name: str) -> bytes | None:
         """Return the content of the file `name`, or `None` if the export does not have it.
@@ -151,13 +173,13 @@ class ExportInfo:
         and for one without an alignment graph."""
         if not (self.generates and "encoder" in self.specs):
             raise ValueError(
-                f"{self.directory} is the export of a {self.architecture}, expected an "
+                f"the export {self.directory.name!r} is a {self.architecture}, expected an "
                 "encoder-decoder model that generates for alignments"
             )
         if ALIGNMENT not in self.specs:
             raise ValueError(
-                f"{self.directory} has no alignment graph, expected one: export again with "
-                "--target cpu"
+                f"the export {self.directory.name!r} has no alignment graph, expected one: export "
+                "again with --target cpu, or with --alignments"
             )
 
     def check_unchanged(self) -> None:
@@ -223,6 +245,11 @@ def write_manifest(directory: Path, **facts: Any) -> dict[str, Any]:
 def file_facts(path: Path) -> dict[str, Any]:
     """Return what a manifest says of the file `path`: {"bytes": size, "sha256": hash}."""
     return {"bytes": path.stat().st_size, "sha256": sha256(path)}
+
+
+def differs(path: Path, facts: dict) -> bool:
+    """Return True if the file `path` is missing or differs from its `facts` in a manifest."""
+    return not path.is_file() or file_facts(path) != facts
 
 
 def read_export_info(directory: str | os.PathLike) -> ExportInfo:

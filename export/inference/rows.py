@@ -6,7 +6,7 @@ Rows hold the caches of sequences. They know no search: the engine selects the t
 import functools
 import math
 import os
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,9 +15,7 @@ import numpy as np
 from ..errors import UsageError
 from ..specs.caches import cache_tensors
 from ..specs.graph_spec import GraphSpec, TensorSpec, concrete_shape
-from .logits import Prompt
 from .options import Options
-from .session import Session
 
 INITIAL_CAPACITY = 256  # initial capacity of growing caches, in new tokens
 SEARCH_STEPS = 8  # steps of a `DeviceSearch` between two looks at its tokens
@@ -32,18 +30,12 @@ class GenerationRequest:
         input_ids: prompts (B, P); for seq2seq the decoder prompts.
         attention_mask: (B, P), 0 for padding, which may be on either side.
         source: ids and mask (B, S) of the encoder input of seq2seq models, padded on the right.
-        is_scored: whether the score of each sequence is returned.
     """
 
     options: Options
     input_ids: np.ndarray
     attention_mask: np.ndarray
     source: tuple[np.ndarray, np.ndarray] | None = None
-    is_scored: bool = False
-
-    @property
-    def prompt(self) -> Prompt:
-        return Prompt(self.input_ids, padding=(self.attention_mask == 0).sum(axis=1))
 
 
 class Rows(Protocol):
@@ -59,8 +51,9 @@ class Rows(Protocol):
     def all_logits(self) -> bool: ...
 
     @property
-    def max_step_tokens(self) -> int | None:
-        """Maximum tokens per row and step; `None` for no limit."""
+    def places(self) -> np.ndarray | None:
+        """(rows,), the place of each row in the logits that `step` returns. `None` if these have
+        the order of the rows."""
 
     @property
     def shrinks(self) -> bool:
@@ -85,20 +78,20 @@ class Rows(Protocol):
     def step(self, tokens: np.ndarray) -> np.ndarray:
         """Feed `tokens` (rows, t) and return the logits (rows, T, V).
 
-        They follow each token, T = t, with `all_logits`, else only the last, T = 1. They are valid
-        until the next step.
+        With `all_logits` they follow each of any number t of tokens, T = t. Otherwise t and T are
+        1. They are valid until the next step.
         """
+
+    def source_inputs(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Return what the decoder reads of the sources of `rows` (N,), by the names of its inputs:
+        states or keys and values, and `encoder_attention_mask` (N, S). Empty without an encoder."""
 
     def close(self) -> None:
         """Release memory for other requests. The rows must not be used again."""
 
 
 class JoiningRows(Rows, Protocol):
-    """Rows that may join while others run. There is no `prefill`: new rows are the last ones."""
-
-    @property
-    def places(self) -> np.ndarray:
-        """(rows,), the place of each row in the logits that `step` returns."""
+    """Rows that may join while others run: new rows are the last ones."""
 
     @property
     def encodes(self) -> bool:
@@ -146,15 +139,13 @@ class RowsFactory(Protocol):
             ValueError: if onnxruntime cannot compute the graphs.
         """
 
-    def search_key(self, options: Options) -> Hashable | None:
-        """Return what requests must have in common to be searched together in graphs, or `None` if
-        searches with these `options` run in numpy."""
+    @property
+    def start_search(self) -> "Callable[[GenerationRequest], DeviceSearch | None] | None":
+        """A function that reads the prompts of a request and returns a search that runs in graphs,
+        which the caller closes. `None` if all searches of the target run in numpy.
 
-    def start_search(self, request: GenerationRequest) -> "DeviceSearch | None":
-        """Read the prompts and return a search that runs in graphs, which the caller closes.
-
-        The result is `None` if the target cannot search this request in graphs. The caller then
-        uses `open`.
+        The request has greedy or beam search without logits processors and scores of greedy search.
+        The function returns `None` if graphs cannot search it. The caller then uses `open`.
 
         Raises:
             UsageError: if the request does not fit into memory.
@@ -165,12 +156,9 @@ class RowsFactory(Protocol):
 class JoiningRowsFactory(RowsFactory, Protocol):
     """The `RowsFactory` of an export with a step graph, see `Target.step_role`."""
 
-    def open_slots(self, role: str, size: SlotSize, max_tokens: int) -> JoiningRows:
-        """Return rows of `size` over the step graph of `role`.
-
-        The encoder gets at most `max_tokens` tokens at a time. Raises MemoryError if there is no
-        memory for the slots.
-        """
+    def open_slots(self, role: str, size: SlotSize) -> JoiningRows:
+        """Return rows of `size` over the step graph of `role`. Raises MemoryError if there is no
+        memory for the slots."""
 
 
 class DeviceSearch(Protocol):
@@ -178,6 +166,10 @@ class DeviceSearch(Protocol):
     the device."""
 
     ended: np.ndarray  # (B,), True for inputs that further steps do not change
+
+    @property
+    def decoder(self) -> Rows:
+        """The rows of its inputs, one each."""
 
     def advance(self, steps: int = SEARCH_STEPS) -> np.ndarray | None:
         """Run `steps` steps, or fewer if `max_new_tokens` is reached.
@@ -188,42 +180,14 @@ class DeviceSearch(Protocol):
         `max_new_tokens`.
         """
 
-    def result(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the new tokens (B * N, T), and the scores (B * N,) of beam search, else `None`.
+    def result(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the new tokens (B * N, T) and the scores (B * N,) of beam search.
 
         N is `num_return_sequences`. Only the rows of ended inputs are complete.
         """
 
     def close(self) -> None:
         """Release memory for other requests. The search must not be used again."""
-
-
-@dataclass(frozen=True)
-class LoadedExport:
-    """An export with open graphs, from which a target opens rows.
-
-    Args:
-        config: config.json of the checkpoint.
-        specs: specs of the graphs, by role.
-        sessions: open sessions, by role.
-        make_session: `Sessions.make`, for graphs with fixed axes.
-        device: device that the graphs run on.
-        encode: maps ids and mask (B, S) of sources to the encoder's outputs, by name.
-        captures: whether targets may capture CUDA graphs.
-    """
-
-    config: dict
-    specs: dict[str, GraphSpec]
-    sessions: dict[str, Session]
-    make_session: Callable[[str, dict[str, int]], Session]
-    device: str
-    encode: Callable[[np.ndarray, np.ndarray], dict[str, np.ndarray]]
-    captures: bool
-
-    @functools.cached_property
-    def position_bytes(self) -> int:
-        """The bytes that one token of one row takes in the caches of the decoder."""
-        return position_bytes(self.specs["decoder"])
 
 
 def check_memory(inputs: int, options: Options, vocab_size: int, cache_bytes: int = 0) -> None:
@@ -289,8 +253,11 @@ def slot_shape(tensor: TensorSpec, size: SlotSize) -> list[int]:
 def next_input_name(name: str) -> str:
     """Return the name of the decoder's input that takes the output `name` in the next step.
 
-    It is "past_key_values.0.key" for "present.0.key", and "input_ids" for "next_input_ids".
+    It is "past_key_values.0.key" for "present.0.key", and "input_ids" for "next_input_ids". That of
+    the encoder's states is "encoder_hidden_states".
     """
+    if name == "last_hidden_state":
+        return "encoder_hidden_states"
     return name.removeprefix("next_").replace("present", "past_key_values")
 
 

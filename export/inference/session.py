@@ -4,9 +4,11 @@ The errors of onnxruntime have only the base class `Exception`. They are raised 
 one line. onnxruntime's log, which repeats them, is silenced."""
 
 import functools
-from collections.abc import Callable
+import hashlib
+import json
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,20 +16,23 @@ import numpy as np
 
 from ..errors import SessionError, UsageError
 from ..specs.graph_spec import GraphSpec
-from .device_thread import DEVICE_THREAD
-from .devices import require_running
+from .device_thread import call_in_device_thread
+from .devices import CUDA, TENSORRT, require_running
+from .export_info import ExportInfo
+from .inputs import max_run_tokens, run_by_length
+from .rows import position_bytes
 
 if TYPE_CHECKING:  # not imported in processes that run no graph
     import onnxruntime
 
 FATAL = 4  # log level of onnxruntime
+# Fusions of onnxruntime that slow CPUs down. Its fused sum and layer norm takes 5 times as long as
+# the two operators, because it is not vectorized. Its fused bias and GELU is slower than `Gelu`.
+SLOW_FUSIONS = ["SkipLayerNormFusion", "BiasGeluFusion"]
 # Time that idle threads spin: longer than the pause between two steps, and shorter than the tens of
 # milliseconds of onnxruntime's default. Otherwise the threads of an encoder compete for CPUs with
 # the decoder's.
 SPIN_MICROSECONDS = "300"
-# Fusions of onnxruntime that slow CPUs down. Its fused sum and layer norm takes 5 times as long as
-# the two operators, because it is not vectorized. Its fused bias and GELU is slower than `Gelu`.
-SLOW_FUSIONS = ["SkipLayerNormFusion", "BiasGeluFusion"]
 CAPTURE, FUSIONS = "capture", "fusions"
 # onnxruntime's numbers of the kinds of attention kernels on CUDA, for its option sdpa_kernel
 ATTENTION_KERNELS = {"flash": 1, "efficient": 2, "math": 16}
@@ -128,9 +133,7 @@ class Session:
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function` with `args`, in the device thread unless the session runs on the CPU."""
-        if self.is_on_cpu:
-            return function(*args)
-        return DEVICE_THREAD.call(functools.partial(function, *args))
+        return function(*args) if self.is_on_cpu else call_in_device_thread(function, *args)
 
     def describe_error(self, error: Exception, what: str, feeds: str = "") -> SessionError:
         import onnxruntime
@@ -142,38 +145,77 @@ class Session:
 
 
 @dataclass(frozen=True)
-class Sessions:
-    """The sessions of an export's graphs, by role.
+class LoadedExport:
+    """An export with the sessions of its graphs, by role.
 
     Args:
-        directory: export directory.
-        specs: specs of the graphs, by role.
-        contents: graphs of sessions that are opened on demand, by role. They are read when the
-            export is opened.
-        providers: maps a role to execution providers with options, in order of precedence.
+        info: the export, with the specs of its graphs.
         threads: CPU threads per operator.
+        target_options: maps a role to the options of the target for the CUDA provider.
+        device: device that the graphs run on.
         arena: whether onnxruntime keeps memory between runs.
+        engine_cache: directory of compiled TensorRT engines.
         profiles: directory to which sessions write profiles of their kernels when they close, or
-            `None`. The names of profiles begin with the role.
-        optimizes: whether onnxruntime rewrites graphs, as with fusions.
+            `None`. The names of profiles begin with the role. Then no CUDA graph is captured,
+            because a replay has no kernels.
+        changes: to how the graphs run.
+        sessions: open sessions, by role.
+        contents: graphs of sessions that are made on demand, by role. They are read when the
+            export is opened.
     """
 
-    directory: Path
-    specs: dict[str, GraphSpec]
-    contents: dict[str, bytes]
-    providers: Callable[[str], list[tuple[str, dict]]]
+    info: ExportInfo
     threads: int
-    arena: bool
+    target_options: Callable[[str], dict[str, str]]
+    device: str = "cpu"
+    arena: bool = True
+    engine_cache: Path | None = None
     profiles: Path | None = None
-    optimizes: bool = True
+    changes: SessionChanges = SessionChanges()
+    sessions: dict[str, Session] = field(default_factory=dict)
+    contents: dict[str, bytes] = field(default_factory=dict)
 
-    def open(self, roles: list[str]) -> dict[str, Session]:
-        """Return {role: session} of the graphs of `roles`, opened in parallel on CPUs."""
-        is_on_cpu = all(len(self.providers(role)) == 1 for role in roles)
-        with ThreadPoolExecutor(len(roles) if is_on_cpu else 1) as pool:
-            return dict(zip(roles, pool.map(self.make, roles)))
+    @property
+    def config(self) -> dict:
+        """The content of config.json."""
+        return self.info.config
 
-    def make(self, role: str, sizes: dict[str, int] | None = None) -> Session:
+    @property
+    def specs(self) -> dict[str, GraphSpec]:
+        """The specs of the graphs, by role."""
+        return self.info.specs
+
+    @property
+    def captures(self) -> bool:
+        """True if targets may capture CUDA graphs."""
+        return self.profiles is None and self.changes.captures
+
+    @property
+    def max_tokens(self) -> int:
+        """Maximum tokens in one run of a full-sequence graph. More tokens would only take
+        memory."""
+        return max_run_tokens(self.device, self.threads)
+
+    @functools.cached_property
+    def position_bytes(self) -> int:
+        """The bytes that one token of one row takes in the caches of the decoder."""
+        return position_bytes(self.specs["decoder"])
+
+    def outputs(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the outputs of the encoder by name, for checked inputs `feeds` by name."""
+        spec = self.specs["encoder"]
+        return run_by_length(self.sessions["encoder"], spec, feeds, self.max_tokens)
+
+    def encode(self, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the outputs of the encoder by name, for checked ids and mask (B, S) of sources."""
+        return self.outputs({"input_ids": ids, "attention_mask": mask})
+
+    def open(self, roles: Sequence[str]) -> None:
+        """Open sessions of the graphs of `roles`, in parallel on CPUs."""
+        with ThreadPoolExecutor(len(roles) if self.device == "cpu" else 1) as pool:
+            self.sessions.update(zip(roles, pool.map(self.make_session, roles)))
+
+    def make_session(self, role: str, sizes: dict[str, int] | None = None) -> Session:
         """Return a new session of the graph of `role`, with some axes fixed to `sizes`, {axis:
         size}.
 
@@ -185,7 +227,7 @@ class Sessions:
 
         options = onnxruntime.SessionOptions()
         options.enable_cpu_mem_arena = self.arena
-        if not self.optimizes:
+        if FUSIONS in self.changes.without:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         if self.profiles is not None:
             options.enable_profiling = True
@@ -194,7 +236,7 @@ class Sessions:
             options.add_free_dimension_override_by_name(axis, size)
         options.intra_op_num_threads = self.threads
         options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_MICROSECONDS)
-        path = self.directory / self.specs[role].file
+        path = self.info.directory / self.specs[role].file
         # a graph in memory may load external data from its own folder only
         if role in self.contents:
             options.add_session_config_entry(
@@ -206,6 +248,37 @@ class Sessions:
             require_running(provider, session.inner.get_providers())
         check_graph(session.inner, self.specs[role], path)
         return session
+
+    def providers(self, role: str) -> list[tuple[str, dict[str, str]]]:
+        """Return the execution providers of the graph of `role` as (name, options).
+
+        A provider runs the nodes that the providers before it do not support.
+        """
+        providers: list[tuple[str, dict[str, str]]] = [("CPUExecutionProvider", {})]
+        if self.device != "cpu":
+            # float32 is not rounded to 19 bits.
+            options = {"enable_cuda_graph": "0", "use_tf32": "0", **self.target_options(role)}
+            if not self.captures:
+                options["enable_cuda_graph"] = "0"
+            if self.changes.attention is not None:
+                options["sdpa_kernel"] = str(ATTENTION_KERNELS[self.changes.attention])
+            providers.insert(0, (CUDA, options))
+        if self.device == "tensorrt" and role == "encoder":
+            providers.insert(0, (TENSORRT, engine_options(self.info, self.engine_cache)))
+        return providers
+
+
+def engine_options(info: ExportInfo, engine_cache: Path | None) -> dict[str, str]:
+    """Return TensorRT's options about compiled engines, or {} without an `engine_cache`.
+
+    TensorRT names its engines after the graph, not the weights: each export has a directory of its
+    own.
+    """
+    if engine_cache is None:
+        return {}
+    files = json.dumps(info.manifest["files"], sort_keys=True)
+    path = engine_cache / hashlib.sha256(files.encode()).hexdigest()[:16]
+    return {"trt_engine_cache_enable": "1", "trt_engine_cache_path": str(path)}
 
 
 def check_graph(session: "onnxruntime.InferenceSession", spec: GraphSpec, path: Path) -> None:

@@ -177,13 +177,14 @@ class DecoderCache(Cache):
 
     def _feed(self, ids: np.ndarray) -> np.ndarray:
         """Feed tokens (rows, T) in as many steps as needed, and return the logits (rows, T, V)."""
-        size = self.decoder.max_step_tokens or ids.shape[1]
+        size = ids.shape[1] if self.decoder.all_logits else 1
         logits = []
         for start in range(0, ids.shape[1], size):
             tokens = ids[:, start : start + size]
             if self.beam_idx is not None:
                 self.decoder.select(self.beam_idx)
-            logits.append(self.decoder.step(tokens).copy())
+            values, places = self.decoder.step(tokens), self.decoder.places
+            logits.append(values.copy() if places is None else values[places])
             self.beam_idx, self.step_length = None, tokens.shape[1]
         return np.concatenate(logits, axis=1)
 

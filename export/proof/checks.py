@@ -171,10 +171,8 @@ class Subject:
 
         The sessions write profiles to `directory` when they are closed.
         """
-        info, threads, changes = self.model.info, self.runtime.threads, self.model.changes
-        device = self.runtime.device
-        model = OnnxModel(info, threads, device=device, profiles=directory, changes=changes)
-        model.open(main_roles(info))
+        info, settings = self.model.info, self.model.settings | {"profiles": directory}
+        model = OnnxModel(info, self.runtime.threads, **settings).open(main_roles(info))
         return self.compare_repeated(self.run(model))
 
     def check_thread(self) -> Report:

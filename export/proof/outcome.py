@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ..engine.alignments import cross_attentions
+from ..engine.alignments import cross_attentions, encoded
 from ..engine.capacity import batch_together
 from ..engine.encoder import EncoderScheduler
-from ..engine.inputs import Generated, GenerationInput, encoder_feeds
-from ..engine.limits import Admission
+from ..engine.inputs import Admission, Generated, GenerationInput, encoder_feeds
 from ..engine.loop import Engine
 from ..engine.model import OnnxModel
 from ..inference.inputs import pad_sequences
@@ -115,7 +114,7 @@ def alignment_weights(model: OnnxModel, case: Reference) -> Arrays:
         return {}
     source = case.inputs["input_ids"], case.inputs["attention_mask"]
     targets = decoder_ids(case.inputs["start"], case.inputs["tokens"])
-    return {alignment.OUTPUT: cross_attentions(model, *source, targets)}
+    return {alignment.OUTPUT: cross_attentions(model, encoded(model, *source), targets)}
 
 
 def greedy_margins(logits: np.ndarray, greedy: np.ndarray, reference: Reference) -> np.ndarray:

@@ -3,10 +3,12 @@
 uvicorn limits neither the header nor the time that a client may leave a response unread."""
 
 import asyncio
+import functools
 import re
 import sys
 import time
 from collections.abc import Callable
+from email.utils import formatdate
 from typing import Any
 
 import httptools
@@ -39,6 +41,7 @@ class Connection(HttpToolsProtocol):
     _fault = ""  # the reason of a response 400, if it is known
 
     def data_received(self, data: bytes) -> None:
+        self.server_state.default_headers = date_header(int(time.time()))
         self._again = data
         self._size += len(data)
         while self._again and self.parser is not None and len(self.pipeline) <= MAX_PIPELINED:
@@ -96,6 +99,12 @@ class Connection(HttpToolsProtocol):
         self._again = b"\r\n".join([*lines, b"", self._data[end:]])
 
 
+@functools.lru_cache(1)
+def date_header(seconds: int) -> list[tuple[bytes, bytes]]:
+    """Return the header Date of a response at this time, in `seconds` since 1970."""
+    return [(b"date", formatdate(seconds, usegmt=True).encode())]
+
+
 class RejectedConnection(asyncio.Protocol):
     """A connection beyond the limit. It is closed at once."""
 
@@ -111,6 +120,7 @@ class Connections:
         max_connections: open at once; further connections are closed.
         idle: seconds without a complete request header after which a connection is closed.
         unread: seconds after which a connection is closed if the client does not read a response.
+        opened: called for each new connection.
     """
 
     def __init__(
@@ -118,11 +128,13 @@ class Connections:
         max_connections: int,
         idle: float,
         unread: float,
+        opened: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self.max_connections = max_connections
         self.idle = idle
         self.unread = unread
+        self._opened = opened
         self._clock = clock
         # last request of each idle connection, and the time since when it is idle
         self._since: dict[HttpToolsProtocol, tuple[Any, float]] = {}
@@ -130,18 +142,20 @@ class Connections:
     def open(self, **settings: Any) -> asyncio.Protocol:
         """Return the asyncio protocol of a new connection; it closes at once if there are too many.
         uvicorn calls this, with the `settings` of its own protocol."""
+        self._opened()
         is_full = len(settings["server_state"].connections) >= self.max_connections
         return RejectedConnection() if is_full else Connection(**settings)
 
-    def sweep(self, connections: set[Any]) -> None:
-        """Close those of the open `connections` that are idle or do not read for too long. Call it
-        about once a second."""
+    def sweep(self, connections: set[Any]) -> bool:
+        """Close those of the open `connections` that are idle or do not read for too long. Return
+        True if there are any: call it about once a second then."""
         self.find_idle(connections)
         now = self._clock()
         for connection, (_, since) in self._since.items():
             has_unread = connection.transport.get_write_buffer_size() > 0
             if now - since > (self.unread if has_unread else self.idle):
                 connection.transport.abort()
+        return bool(connections)
 
     def find_idle(self, connections: set[Any]) -> None:
         """Record which of the open `connections` are idle, and since when.

@@ -4,8 +4,9 @@ from typing import Any
 
 from ..engine.encoder import MAX_WAITING, EncoderScheduler
 from ..engine.limits import Arrangement
-from ..engine.model import OnnxModel, find_target, max_run_tokens
+from ..engine.model import OnnxModel, find_target
 from ..inference.export_info import ExportInfo
+from ..inference.inputs import max_run_tokens
 
 
 class BatchedModel:

@@ -2,6 +2,7 @@
 metrics and log lines."""
 
 import asyncio
+import codecs
 import hmac
 import itertools
 import json
@@ -9,9 +10,11 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
+import numpy as np
 from fastapi import FastAPI
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope, Send
@@ -20,12 +23,9 @@ from ..engine.limits import shutting_down
 from ..errors import RequestError
 from . import health
 from .app import MODEL_IN_PATH, Errors
-from .json_limits import check_size, check_values, json_text
 from .lifecycle import Lifecycle
-from .logs import Log, format_error
-from .metrics import Metrics
 from .models import ServedModels
-from .origins import check_origin
+from .observability import Log, Metrics, format_error
 from .settings import Settings
 
 # reasons to cancel a request: disconnect, slow body, timeout, shutdown
@@ -174,6 +174,7 @@ class Frame:
         self.log = log
         self.token = token
         self.running: set[Exchange] = set()
+        self._started = asyncio.Event()  # a request runs
         self._prefix = os.urandom(4).hex()
         self._numbers = itertools.count(1)
         self.metrics.in_flight.set_function(lambda: len(self.running))
@@ -207,6 +208,7 @@ class Frame:
         try:
             self._admit()
             self.running.add(exchange)
+            self._started.set()
             check_encoding(exchange.headers)
             check_origin(exchange.method, exchange.headers, self.settings.cors_origin)
             exchange.until = exchange.started + self.settings.body_timeout
@@ -232,9 +234,15 @@ class Frame:
             if exchange.watcher is not None:
                 exchange.watcher.cancel()
 
+    async def wait(self) -> None:
+        """Wait until a request runs."""
+        if not self.running:
+            self._started.clear()
+            await self._started.wait()
+
     def sweep(self) -> None:
         """Cancel requests that are too late, and watch the clients of long ones. Call it about ten
-        times a second.
+        times a second while requests run.
 
         Timers and a task per request would cost more than a short request.
         """
@@ -409,3 +417,149 @@ async def api_key(exchange: Exchange) -> bytes:
     except Exception:  # parsers of forms raise errors of many classes
         return b""
     return key.encode("utf-8", "surrogatepass") if isinstance(key, str) else b""
+
+
+# --------------------------------------------------------------------------------------- origins
+
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+SAME_SITE = (b"same-origin", b"none")  # values of Sec-Fetch-Site; none is a user's own request
+
+
+def check_origin(method: str, headers: Mapping[bytes, bytes], allowed: Sequence[str]) -> None:
+    """Check that a request does not come from a web page of another host. A browser sends those to
+    any server that it reaches, also to one on this machine.
+
+    A page needs no permission for a POST of text or a form; it only cannot read the response.
+    Programs send no Origin. That of a browser extension has another scheme than http and https. A
+    reverse proxy may replace Host; the browser then reports a page of the same origin in
+    Sec-Fetch-Site, or the proxy the original host in X-Forwarded-Host. `allowed` are the origins of
+    `--cors-origin`.
+
+    Raises:
+        RequestError: 403 if it does.
+    """
+    origin = headers.get(b"origin", b"").decode("latin-1")
+    if method in SAFE_METHODS or not origin or "*" in allowed or origin in allowed:
+        return
+    if headers.get(b"sec-fetch-site") in SAME_SITE or is_extension(origin):
+        return
+    hosts = b",".join(headers.get(name, b"") for name in (b"host", b"x-forwarded-host"))
+    names = set(map(hostname, hosts.decode("latin-1").split(","))) - {None}
+    if hostname(origin) not in names:
+        raise RequestError(
+            403,
+            f"Origin is {origin!r:.200}, expected a page of this server: allow others with "
+            "--cors-origin",
+        )
+
+
+def is_extension(origin: str) -> bool:
+    """Return True unless `origin` is that of a web page, or "null", which pages can choose."""
+    scheme, separator, _ = origin.partition("://")
+    return bool(separator) and scheme.lower() not in ("http", "https")
+
+
+def hostname(origin: str) -> str | None:
+    """Return the host of `origin`, or of a header such as Host, without its port; None without
+    one."""
+    try:
+        return urlsplit(origin if "://" in origin else f"//{origin.strip()}").hostname
+    except ValueError:  # brackets that do not match
+        return None
+
+
+# ------------------------------------------------------------------------------------ JSON bodies
+# Parsers keep the GIL: 4 MB of `[],[],…` would stop all other requests for half a second, and take
+# 22 times its size. So the values are counted in the bytes, which takes milliseconds.
+
+# A body of the maximum size may have a value per 16 bytes, and one of STRUCTURE per 256 bytes. The
+# first allows images in JSON, and one as large is parsed in 30 ms.
+BYTES_PER_VALUE, BYTES_PER_CONTAINER = 16, 256
+STRUCTURE = (b"[", b"{", b":")  # begin an array, an object, and the value of a field
+CONSTANTS = re.compile(rb"-?Infinity|NaN")  # values that `json.loads` accepts and JSON does not
+SURROGATE_BITS, HIGH, LOW = 0xFC00, 0xD800, 0xDC00  # the bits that tell halves of surrogate pairs
+RAW_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
+
+
+def json_text(body: bytes) -> bytes:
+    """Return the JSON array or object in `body` as UTF-8, or empty bytes if it is something else.
+
+    `body` may be in UTF-16 or UTF-32, as for `json.loads`. A body that only begins like JSON is
+    returned too.
+    """
+    encoding = json.detect_encoding(body)
+    if encoding != "utf-8":
+        body = body.decode(encoding, "replace").encode("utf-8", "replace")
+    text = body.removeprefix(codecs.BOM_UTF8)
+    return text if text.lstrip()[:1] in (b"{", b"[") else b""
+
+
+def check_size(text: bytes, max_body: int) -> None:
+    """Check the number of values, and that of arrays, objects and fields, in the JSON `text`.
+
+    Raises:
+        RequestError: 413 if one exceeds its limit, which follows from `max_body`, the maximum size
+            of a body in bytes.
+    """
+    limits = {
+        "values": ((b",",), max_body // BYTES_PER_VALUE),
+        "arrays, objects and fields": (STRUCTURE, max_body // BYTES_PER_CONTAINER),
+    }
+    if all(count(text, symbols) <= limit for symbols, limit in limits.values()):
+        return
+    outside = outside_strings(text)
+    for name, (symbols, limit) in limits.items():
+        if (number := count(outside, symbols)) > limit:
+            raise RequestError(
+                413, f"the body has more than {number} {name}, expected at most {limit}"
+            )
+
+
+def check_values(text: bytes, validation: int) -> None:
+    """Check that the JSON `text` has no NaN, Infinity or half of a surrogate pair, which
+    `json.loads` accepts. Text that is not JSON passes, or is rejected for the same reasons.
+
+    Raises:
+        RequestError: with the status `validation`, if it has one of them.
+    """
+    is_suspicious = b"NaN" in text or b"Infinity" in text
+    if is_suspicious and (constant := CONSTANTS.search(outside_strings(text))):
+        raise RequestError(
+            validation,
+            f"the body has the value {constant[0].decode()}, expected numbers that JSON allows",
+        )
+    if surrogate := lone_surrogate(text):
+        raise RequestError(
+            validation,
+            f"the body has the lone surrogate {surrogate!a}, expected Unicode characters",
+        )
+
+
+def count(text: bytes, symbols: tuple[bytes, ...]) -> int:
+    return sum(map(text.count, symbols))
+
+
+def outside_strings(text: bytes) -> bytes:
+    """Return what is outside of the strings in the JSON `text`, with one quote for each string."""
+    text = text.replace(rb"\\", b"").replace(rb"\"", b"")
+    values = np.frombuffer(text, np.uint8)
+    is_inside = np.bitwise_xor.accumulate(values == ord('"'))
+    return values[~is_inside].tobytes()
+
+
+def lone_surrogate(text: bytes) -> str | None:
+    """Return the first half of a surrogate pair without its other half in the JSON `text`, or None.
+
+    It is written as bytes or as an escape."""
+    if b"\xed" in text and (raw := RAW_SURROGATE.search(text)):
+        return raw[0].decode("utf-8", "surrogatepass")
+    if rb"\ud" not in text and rb"\uD" not in text:
+        return None
+    try:  # each escape becomes a character, and each other byte one below 256
+        letters = np.array([text.decode("raw_unicode_escape")]).view(np.uint32)
+    except UnicodeDecodeError:  # no escape of JSON, which the endpoint reports
+        return None
+    kinds = np.pad(letters & SURROGATE_BITS, 1)
+    is_lone = (kinds[:-1] == HIGH) != (kinds[1:] == LOW)
+    place = int(is_lone.argmax())
+    return chr(letters[place - (kinds[place] == HIGH)]) if is_lone[place] else None

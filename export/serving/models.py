@@ -1,20 +1,22 @@
 """The models that are served, by name. Each is loaded while requests need it."""
 
 import asyncio
+import functools
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..engine.encoder import EncoderScheduler
-from ..engine.limits import Admission, Arrangement
+from ..engine.inputs import Admission
+from ..engine.limits import Arrangement
 from ..engine.loop import Client
 from ..engine.process import trim_heap
 from ..errors import RequestError, did_you_mean
 from ..heads import EMBED, EMBED_SPARSE, GENERATE, TRANSLATE, Task, has_task
 from ..inference.config import VISION
 from ..inference.export_info import ExportInfo
-from ..text.language_pairs import Directions
+from ..text.languages import Directions
 
 UNLOADED, LOADING, READY, UNLOADING = "unloaded", "loading", "ready", "unloading"
 
@@ -267,7 +269,7 @@ class ServedModel:
     def has_task(self, task: Task) -> bool:
         return has_task(self.architecture, task)
 
-    @property
+    @functools.cached_property
     def translates(self) -> bool:
         return self.has_task(TRANSLATE)
 

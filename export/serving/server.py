@@ -14,7 +14,7 @@ import uvloop
 
 from ..engine.process import SIGNALS, EngineProcess
 from .connections import Connections, available_connections
-from .logs import capture_library_logs
+from .observability import capture_library_logs
 from .protocols.protocol import Protocol
 from .service import PROTOCOLS, Say, Service
 from .settings import Settings
@@ -74,6 +74,18 @@ def listening(host: str, port: int) -> socket.socket:
     return listener
 
 
+class UvicornServer(uvicorn.Server):
+    """A uvicorn server that sleeps while nothing happens. uvicorn's own wakes up ten times a
+    second, for the header Date and to see whether it must exit."""
+
+    def __init__(self, config: uvicorn.Config):
+        super().__init__(config)
+        self.must_exit = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        await self.must_exit.wait()
+
+
 class Server:
     """A uvicorn server with a service of `protocols`. It listens before the models are loaded."""
 
@@ -92,9 +104,12 @@ class Server:
         if process is not None:
             process.failed = self.fail
         self.connections = Connections(
-            self.most_connections(), settings.header_timeout, settings.timeout
+            self.most_connections(),
+            settings.header_timeout,
+            settings.timeout,
+            self.service.lifecycle.changed.set,
         )
-        self.uvicorn = uvicorn.Server(self.config())
+        self.uvicorn = UvicornServer(self.config())
         self.stopping = asyncio.Event()
         self.gave_up = False  # True if requests did not finish before the end of `drain`
         self.error: Exception | None = None  # the error that stopped the server
@@ -151,13 +166,13 @@ class Server:
                     raise self.error
         finally:
             watching.cancel()
-            self.uvicorn.should_exit = True
+            self.uvicorn.must_exit.set()
             await serving
             self.service.close()
 
-    def sweep(self) -> None:
-        """Close connections that are idle or stuck."""
-        self.connections.sweep(self.uvicorn.server_state.connections)
+    def sweep(self) -> bool:
+        """Close connections that are idle or stuck. Return True if any are open."""
+        return self.connections.sweep(self.uvicorn.server_state.connections)
 
     async def start(self) -> bool:
         """Load the models. Return False if a signal or `fail` stopped the server before they were

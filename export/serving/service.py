@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import gc
-import itertools
 import sys
 import threading
 import time
@@ -17,24 +16,23 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from ..engine.encoder import EncoderScheduler
-from ..engine.limits import Admission, Arrangement, arrange_workers
-from ..engine.loop import SWITCH_INTERVAL, Client, ClientEngine, Engine, Observe
+from ..engine.inputs import Admission
+from ..engine.limits import Arrangement, arrange_workers
+from ..engine.loop import SWITCH_INTERVAL, Client, Engine, Observe
 from ..engine.model import check_threads, find_target, open_export, weight_bytes
-from ..engine.process import EngineProcess, share_heap
+from ..engine.process import MAX_SILENCE, EngineProcess, ProcessEngine, share_heap
 from ..errors import UsageError
 from ..inference.devices import available_cpus
 from ..inference.export_info import TOKENIZERS, ExportInfo, json_object
-from ..text.language_pairs import read_directions
-from ..text.languages import read_languages
+from ..text.languages import read_directions, read_languages
 from ..text_runtime import TextRuntime, open_runtime
 from . import page
 from .app import create_app
 from .encoder_runtime import batched
 from .lifecycle import Lifecycle
-from .logs import Log, format_error
-from .metrics import Metrics
 from .middleware import Frame
 from .models import READY, ModelPlan, OpenModel, ServedModel, ServedModels, megabytes
+from .observability import Log, Metrics, format_error
 from .protocols import (
     libretranslate,
     open_inference,
@@ -62,8 +60,8 @@ PROTOCOLS: tuple[Protocol, ...] = tuple(
 CONFIG = "config.json"
 TOKENIZER_SHARE = 11  # bytes in memory per byte of tokenizer.json; measured, WordPiece of 30,000
 Say = Callable[[str], None]
-# seconds between two checks of the requests, and their number per check of the connections
-TICK, TICKS = 0.1, 5
+# seconds between two checks of running requests, and of all else
+REQUEST_INTERVAL, INTERVAL = 0.1, 0.5
 
 
 def make_plan(source: Source, settings: Settings, cores: int, hashes: bool = False) -> ModelPlan:
@@ -119,7 +117,7 @@ async def open_model(
     if plan.admission is None:
         return await open_encoder(source, plan, settings, observe)
     runtime = await in_thread(functools.partial(TextRuntime.around, plan.admission))
-    engine: ClientEngine
+    engine: Engine | ProcessEngine
     free: Callable[[], Awaitable[None]]
     if process is not None:
         sizes, directory = slot_sizes(plan.arrangement, settings), str(plan.info.directory)
@@ -293,6 +291,7 @@ class Service:
     def log_state(self, model: ServedModel, seconds: float) -> None:
         """Log that `model` was loaded or unloaded in `seconds`, or why not. At the start nothing is
         logged, because `start` says it."""
+        self.lifecycle.changed.set()
         if self.lifecycle.loading:
             return
         if model.problem:
@@ -326,32 +325,73 @@ class Service:
             facts.append(f"loaded at its first request, about {megabytes(model.plan.num_bytes)}")
         return f"{model.name}: {', '.join(facts)}"
 
-    async def watch(self, sometimes: Callable[[], None] = lambda: None) -> None:
-        """Cancel requests that take too long, until the task is cancelled. `sometimes` is called
-        every half second. Errors are logged, also those of `sometimes`."""
-        for tick in itertools.count():
-            await asyncio.sleep(TICK)
-            try:
-                self.frame.sweep()
-                if tick % TICKS == 0:
-                    self.check_process()
-                    for model in self.models:
-                        model.unload_if_idle(self.settings.idle_unload)
-                    sometimes()
-            except Exception as error:  # the next check runs anyway
-                self.log.write(
-                    "error", "the check of the running requests failed", error=format_error(error)
-                )
+    async def watch(self, sweep: Callable[[], bool] = lambda: False) -> None:
+        """Cancel requests that take too long, watch the process of the workers, and unload idle
+        models, until the task is cancelled. Errors are logged, also those of `sweep`.
 
-    def check_process(self) -> None:
-        """Set `lifecycle.silent` if the process of the workers does not answer. Log each change."""
-        if self.process is None or self.lifecycle.loading:  # it loads models, and answers nothing
-            return
-        is_silent = not self.process.is_responsive()
+        While nothing runs, this sleeps. `sweep` is called every half second after a connection was
+        opened, as long as it returns True.
+        """
+        await asyncio.gather(self.watch_requests(), self.watch_rest(sweep))
+
+    async def watch_requests(self) -> None:
+        """Check the running requests ten times a second, and wait while there are none."""
+        while True:
+            await self.frame.wait()
+            await asyncio.sleep(REQUEST_INTERVAL)
+            self.attempt(self.frame.sweep)
+
+    async def watch_rest(self, sweep: Callable[[], bool]) -> None:
+        """Check connections, the process and idle models twice a second. While none of them needs a
+        check, wait until something changes."""
+        changed, is_idle = self.lifecycle.changed, False
+        while True:
+            if is_idle:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), self.seconds_until_unload())
+            changed.clear()
+            self.attempt(self.ask_process)
+            await asyncio.sleep(INTERVAL)
+            self.attempt(self.unload_idle)
+            checks = self.attempt(self.check_process), self.attempt(sweep)
+            is_idle = not any(checks)
+
+    def attempt(self, check: Callable[[], Any]) -> Any:
+        """Return the result of `check`, or log its error and return True, so that checks go on."""
+        try:
+            return check()
+        except Exception as error:
+            message = "the check of the running requests failed"
+            self.log.write("error", message, error=format_error(error))
+            return True
+
+    def seconds_until_unload(self) -> float | None:
+        """Return the seconds until a loaded model is idle for long enough to be unloaded, or None
+        if none will be."""
+        if (limit := self.settings.idle_unload) is None:
+            return None
+        used = [model.used_at for model in self.models if model.state == READY]
+        return max(0.0, min(used) + limit - time.monotonic()) if used else None
+
+    def unload_idle(self) -> None:
+        for model in self.models:
+            model.unload_if_idle(self.settings.idle_unload)
+
+    def ask_process(self) -> None:
+        if self.process is not None and not self.lifecycle.loading:  # then it answers nothing
+            self.process.ping()
+
+    def check_process(self) -> bool:
+        """Set `lifecycle.silent` if the process of the workers does not answer. Log each change.
+        Return True if an answer is still to come."""
+        if self.process is None or self.lifecycle.loading:
+            return False
+        is_silent = self.process.seconds_silent >= MAX_SILENCE
         if is_silent != self.lifecycle.silent:
             state = "does not answer" if is_silent else "answers again"
             self.log.write("warning", f"the process of the workers {state}")
         self.lifecycle.silent = is_silent
+        return self.process.seconds_silent > 0
 
     async def drain(self) -> bool:
         """Reject new requests and wait for the running ones, at most for the setting `drain` in

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from ..graphs.config import Config
     from ..graphs.context import TargetGraphs
-    from ..inference.rows import LoadedExport, RowsFactory
+    from ..inference.rows import RowsFactory
+    from ..inference.session import LoadedExport
     from ..one_graph.step import Step
 
     Specs = dict[str, GraphSpec]  # by role

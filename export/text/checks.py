@@ -1,10 +1,12 @@
-"""Checks of texts, pairs of texts and options, which all tasks share."""
+"""Checks of texts, pairs of texts and options, and errors of tokenizers, which all tasks share."""
 
+import contextlib
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError, did_you_mean
+from ..errors import TokenizerError, UsageError, did_you_mean
 from ..shared.options import is_integer
 
 Pair = tuple[str, str]
@@ -130,3 +132,19 @@ def check_flags(**values: object) -> None:
     for name, value in values.items():
         if not isinstance(value, bool):
             raise UsageError(f"{name} is {value!r:.60}, expected True or False", name)
+
+
+@contextlib.contextmanager
+def tokenizer_errors(path: Path) -> Iterator[None]:
+    """Convert all errors of `tokenizers` in the block to TokenizerError. `path` is the tokenizer,
+    for the message.
+
+    A panic of its Rust code is not an `Exception`. It happens for regular expressions that never
+    end.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise TokenizerError(f"the tokenizer of {path} failed: {error}") from None

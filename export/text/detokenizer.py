@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from ..errors import tokenizer_errors
+from .checks import tokenizer_errors
 
 # Later tokens can change an incomplete character and a run of single bytes.
 REPLACEMENT = "\ufffd"  # decoded in place of an incomplete character
@@ -60,7 +60,7 @@ class Detokenizer:
 
     def decode(self, tokens: list[int]) -> str:
         with tokenizer_errors(self.path):
-            return self.tokenizer.decode(tokens, skip_special_tokens=True)
+            return self.tokenizer.decode(tokens, skip_special_tokens=False)
 
 
 class TokenNames:

@@ -6,12 +6,16 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ..engine.model import find_target
-from ..heads import CLASSIFY, EMBED, EMBED_SPARSE, HEADS
+from ..heads import CLASSIFY, CLASSIFY_IMAGES, EMBED, EMBED_SPARSE, HEADS, TAG
+from ..inference.config import VISION
 from ..inference.cpu_quota import cpu_quota
-from ..inference.export_info import ExportInfo
+from ..inference.export_info import IMAGE_PROCESSOR, MANIFEST, TOKENIZERS, ExportInfo
 from .sentence_modules import read_poolings
 from .tasks.classification import activation_name, label_problems, sentence_config
-from .tasks.embedding import length_and_case, length_problems, pooling_problems
+from .tasks.embedding import length_and_case, pooling_problems, text_problems
+
+LABELED = {CLASSIFY, CLASSIFY_IMAGES, TAG}  # tasks whose results have names of labels
+MAX_UNUSED = 1 / 32  # of the embeddings; tables are padded, such as 50,280 tokens to 50,368
 
 
 def model_facts(
@@ -20,13 +24,17 @@ def model_facts(
     """Return the choices that a runtime of the export `info` with `threads` makes, and warnings of
     those that are probably wrong. Without a `tokenizer`, its vocabulary is not checked.
 
-    The keys are target, device, dtype, calibration (the numbers `matmuls` and `row_scales`, those
-    with a scale for each row, or None), rows_are_independent, threads, cpu_quota,
-    max_position_embeddings, token_types (whether the graph reads them) and warnings. Models that
-    embed add `embedding_facts` or `sparse_facts`, and classifiers `label_facts`.
+    The keys are architecture, reads (texts, token ids, images or pixel values), target, device,
+    dtype, calibration (the numbers `matmuls` and `row_scales`, those with a scale for each row, or
+    None), rows_are_independent, threads, cpu_quota, changed_files and warnings. Models of texts
+    have max_position_embeddings and token_types (whether the graph reads them) too. Models that
+    embed texts add `embedding_facts` or `sparse_facts`, classifiers `label_facts`, and models that
+    name labels `labels`.
     """
     target, tasks = find_target(info), HEADS[info.architecture].tasks
     facts = {
+        "architecture": info.architecture,
+        "reads": readable_inputs(info),
         "target": info.manifest["target"],
         "device": target.default_device,
         "dtype": info.dtype,
@@ -34,6 +42,38 @@ def model_facts(
         "rows_are_independent": info.dtype in target.independent_dtypes,
         "threads": threads,
         "cpu_quota": cpu_quota(),
+        "changed_files": info.changed_files,
+    }
+    warnings = file_problems(info) + scale_problems(info)
+    if info.config["model_type"] != VISION:
+        facts |= token_facts(info)
+        warnings += text_problems(info)
+    if tokenizer is not None:
+        warnings += vocabulary_problems(info, tokenizer)
+    if EMBED in tasks:
+        facts |= embedding_facts(info)
+        warnings += pooling_problems(info)
+    if EMBED_SPARSE in tasks:
+        facts |= sparse_facts(info)
+    if CLASSIFY in tasks or CLASSIFY_IMAGES in tasks:
+        facts |= label_facts(info)
+    if "id2label" in info.config and not LABELED.isdisjoint(tasks):
+        facts["labels"] = list(info.config["id2label"].values())
+        warnings += label_problems(info)
+    return {**facts, "warnings": warnings}
+
+
+def readable_inputs(info: ExportInfo) -> str:
+    """Return what a runtime of the export takes, which depends on the files of its checkpoint."""
+    files = info.manifest["files"]
+    if info.config["model_type"] == VISION:
+        return "images" if IMAGE_PROCESSOR in files else "pixel values"
+    return "texts" if TOKENIZERS[0] in files else "token ids"
+
+
+def token_facts(info: ExportInfo) -> dict[str, Any]:
+    """Return the facts of a model of texts: max_position_embeddings and token_types."""
+    return {
         "max_position_embeddings": info.config["max_position_embeddings"],
         "token_types": any(
             tensor.name == "token_type_ids"
@@ -41,17 +81,26 @@ def model_facts(
             for tensor in spec.inputs
         ),
     }
-    warnings = [] if tokenizer is None else vocabulary_problems(info, tokenizer)
-    if EMBED in tasks:
-        facts |= embedding_facts(info)
-        warnings += pooling_problems(info) + length_problems(info)
-    if EMBED_SPARSE in tasks:
-        facts |= sparse_facts(info)
-        warnings += length_problems(info)
-    if CLASSIFY in tasks:
-        facts |= label_facts(info)
-        warnings += label_problems(info)
-    return {**facts, "warnings": warnings}
+
+
+def file_problems(info: ExportInfo) -> list[str]:
+    """Return a warning for each file that differs from the manifest or that it does not list."""
+    changed = "changed since the export, expected the file of the manifest: export again"
+    unlisted = f"has no effect, expected a file that {MANIFEST} lists: export again"
+    return [
+        *(f"{info.directory / name} {changed}" for name in info.changed_files),
+        *(f"{info.directory / name} {unlisted}" for name in info.unlisted_files),
+    ]
+
+
+def scale_problems(info: ExportInfo) -> list[str]:
+    """Return a warning for an encoder in int8 on the target portable, whose activations have one
+    scale for all rows of a batch."""
+    target = info.manifest["target"]
+    if info.generates or info.dtype != "int8" or not find_target(info).is_standard:
+        return []
+    problem = "in int8, where the rows of a batch change each other"
+    return [f"{info.directory} is for the target {target} {problem}, expected the target cpu"]
 
 
 def calibration(manifest: dict, dtype: str) -> dict[str, int] | None:
@@ -62,15 +111,19 @@ def calibration(manifest: dict, dtype: str) -> dict[str, int] | None:
 
 
 def vocabulary_problems(info: ExportInfo, tokenizer: Tokenizer) -> list[str]:
-    """Return a warning if the tokenizer has tokens that the model has no embedding for."""
+    """Return a warning if the tokenizer has tokens that the model has no embedding for, or if an
+    encoder has embeddings for many more tokens: then the tokenizer is that of another model."""
     size = info.config["vocab_size"]
     tokens = tokenizer.get_vocab(with_added_tokens=True)
     unknown = sorted((id, token) for token, id in tokens.items() if id >= size)
-    if not unknown:
+    if unknown:
+        seen = f"{len(unknown)} tokens from id {unknown[0][0]} on, such as {unknown[0][1]!r}"
+        problem = f"expected ids below vocab_size={size}: texts with them are an error"
+        return [f"{info.directory} has a tokenizer with {seen}, {problem}"]
+    if info.generates or size - len(tokens) <= MAX_UNUSED * size:
         return []
-    seen = f"{len(unknown)} tokens from id {unknown[0][0]} on, such as {unknown[0][1]!r}"
-    problem = f"expected ids below vocab_size={size}: texts with them are an error"
-    return [f"{info.directory} has a tokenizer with {seen}, {problem}"]
+    expected = f"expected about vocab_size={size}: it may be that of another model"
+    return [f"{info.directory} has a tokenizer with {len(tokens)} tokens, {expected}"]
 
 
 def embedding_facts(info: ExportInfo) -> dict[str, Any]:
@@ -111,10 +164,5 @@ def prompt_facts(info: ExportInfo) -> dict[str, Any]:
 
 
 def label_facts(info: ExportInfo) -> dict[str, Any]:
-    """Return the facts of a classifier: problem_type, activation (of its scores) and labels."""
-    config = info.config
-    return {
-        "problem_type": config.get("problem_type"),
-        "activation": activation_name(info),
-        "labels": list(config["id2label"].values()),
-    }
+    """Return the facts of a classifier: problem_type and activation (of its scores)."""
+    return {"problem_type": info.config.get("problem_type"), "activation": activation_name(info)}

@@ -2,13 +2,13 @@
 runs. `TextRuntime` implements them."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 from tokenizers import Encoding, Tokenizer
 
+from ..engine.inputs import Generated
 from ..inference.export_info import ExportInfo
 from ..inference.options import Options
 from .detokenizer import Detokenizer
@@ -22,7 +22,8 @@ class TextModel(Protocol):
     """A model and its tokenizer.
 
     `path` is tokenizer.json, and `lock` protects the tokenizer's truncation. `runtime` has
-    `max_tokens` and `outputs`, as `Runtime`.
+    `max_tokens` and `outputs`, as `Runtime`. `has_cut` is True once there was a warning of texts
+    that are truncated.
     """
 
     info: ExportInfo
@@ -30,6 +31,7 @@ class TextModel(Protocol):
     path: Path
     tokenizer: Tokenizer
     lock: threading.Lock
+    has_cut: bool
 
     @property
     def tokenizer_settings(self) -> TokenizerSettings: ...
@@ -40,6 +42,10 @@ class TextModel(Protocol):
     def encode(self, texts: list[str], special_tokens: bool) -> list[Encoding]:
         """Return the encoding of each text, with or without special tokens."""
 
+    def decode(self, rows: list[list[int]], skip_special_tokens: bool = True) -> list[str]:
+        """Return the text of each row of token ids, the same as `AutoTokenizer.batch_decode`.
+        `skip_special_tokens` leaves out tokens such as the end token."""
+
 
 class Translator(TextModel, Protocol):
     """A model that translates: texts become rows of token ids, and rows become texts."""
@@ -49,8 +55,14 @@ class Translator(TextModel, Protocol):
     @property
     def special_ids(self) -> frozenset[int]: ...
 
-    def detokenizer(self) -> Detokenizer | CleaningDetokenizer:
+    def detokenizer(
+        self, hidden: Collection[int] | None = None
+    ) -> Detokenizer | CleaningDetokenizer:
         """Return an incremental detokenizer for one row of tokens."""
+
+    @property
+    def aligns_markup(self) -> bool:
+        """True if markup in sentences is put around the words that theirs became."""
 
     @property
     def sentence_languages(self) -> dict[str | None, str]: ...
@@ -61,21 +73,19 @@ class Translator(TextModel, Protocol):
     def encodings(self, texts: list[str], special_tokens: bool) -> Iterator[Encoding]:
         """Yield the encodings of `texts`, with or without special tokens."""
 
-    def decode(self, rows: list[list[int]]) -> list[str]:
-        """Return the text of each row of token ids, without special tokens."""
-
     def target_options(
         self, tgt_lang: Choice, count: int, options: dict[str, Any]
     ) -> list[dict[str, Any]]:
         """Return the generation options that select the target language of each of `count`
         texts."""
 
-    def generate_tokens(
+    def generate_rows(
         self,
         rows: list[list[int]],
         prefixes: list[list[int]],
         options: Sequence[Options],
         *,
         seeds: Sequence[int] | None = None,
-    ) -> tuple[list[list[int]], np.ndarray]:
-        """Return the generated tokens of each of `rows`, and their scores."""
+        is_aligned: bool | Sequence[bool] = False,
+    ) -> list[Generated]:
+        """Return the result of each of `rows`."""

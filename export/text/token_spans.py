@@ -9,7 +9,7 @@ from .detokenizer import Detokenizer
 from .tokenization_spaces import CleaningDetokenizer
 
 
-def source_spans(row: list[int], encoding: Encoding) -> list[Span]:
+def source_spans(row: Sequence[int], encoding: Encoding) -> list[Span]:
     """Return the span in a text of each token of `row`, (0, 0) for tokens that are no text.
 
     `encoding` is that of the text without special tokens. `row` has its tokens, with special tokens
@@ -17,7 +17,7 @@ def source_spans(row: list[int], encoding: Encoding) -> list[Span]:
     """
     ids = encoding.ids
     starts = range(len(row) - len(ids) + 1)
-    before = next((start for start in starts if row[start : start + len(ids)] == ids), 0)
+    before = next((start for start in starts if [*row[start : start + len(ids)]] == ids), 0)
     spans = [(0, 0)] * before + list(encoding.offsets)
     return spans[: len(row)] + [(0, 0)] * (len(row) - len(spans))
 

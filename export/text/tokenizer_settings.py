@@ -6,7 +6,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ..inference.export_info import ExportInfo
+from ..inference.export_info import TOKENIZERS, ExportInfo
+from .checks import tokenizer_errors
 from .tokenization_spaces import cleans_up
 
 NO_LIMIT = 10**9  # tokens; transformers writes 10**30 for a tokenizer without a limit
@@ -30,6 +31,18 @@ class TokenizerSettings:
     cleans_up: bool
     truncation_side: str
     padding_side: str
+
+
+def read_tokenizer(info: ExportInfo, name: str = TOKENIZERS[0]) -> Tokenizer | None:
+    """Return the tokenizer in the file `name` of an export, without padding and truncation, or None
+    without the file. Raises TokenizerError if it is damaged, see also `ExportInfo.read`."""
+    if (content := info.read(name)) is None:
+        return None
+    with tokenizer_errors(info.directory / name):
+        tokenizer = Tokenizer.from_buffer(content)
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
 
 
 def read_tokenizer_settings(info: ExportInfo, tokenizer: Tokenizer) -> TokenizerSettings:

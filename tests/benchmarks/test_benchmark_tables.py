@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from xml.etree import ElementTree
 
+import dtypes
 import embeddings
 import pytest
 import report
@@ -336,8 +337,8 @@ def test_plot_is_drawn_from_result(tmp_path):
 def test_documentation_matches_measured_results():
     actual = pages.results()
     assert actual
-    embedded = json.loads(embeddings.RESULT.read_text())
-    for page, tables in pages.tables(actual, embedded).items():
+    others = [json.loads(file.read_text()) for file in (embeddings.RESULT, dtypes.RESULT)]
+    for page, tables in pages.tables(actual, *others).items():
         page = (BENCHMARKS.parent / page).read_text()
         assert all(pages.filled(page, name, text) == page for name, text in tables.items())
     for name, result in actual.items():

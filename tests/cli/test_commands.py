@@ -53,6 +53,10 @@ PARSED = {  # commands that are only parsed, and the reason
     "python benchmarks/embeddings.py CHECKPOINT --texts FILE --openvino PYTHON": (
         "an environment with OpenVINO, and else as without it"
     ),
+    "python benchmarks/dtypes.py CHECKPOINT --inputs FILE --work DIR": (
+        "some minutes; test_dtypes_benchmark.py runs it on a tiny encoder"
+    ),
+    "python benchmarks/dtypes.py CHECKPOINT --inputs FILE --calibrate FILE --work DIR": "the same",
     "python benchmarks/embeddings.py CHECKPOINT --texts FILE": (
         "a checkpoint of sentence-transformers; test_embeddings_benchmark.py runs its worker"
     ),
@@ -231,7 +235,7 @@ def repository(tmp_path_factory):
     recipe = read_recipe("multi30k-en-de-cased", changes)
     (folder / "DATA").mkdir()
     (folder / "docs").mkdir()
-    for page in ("README.md", "docs/speed.md"):
+    for page in ("README.md", "docs/speed.md", "docs/results.md"):
         shutil.copy(ROOT / page, folder / page)
     standins.write_text(recipe, folder / "DATA" / "multi30k")
     tokenized = read_recipe("multi30k-en-de", changes)

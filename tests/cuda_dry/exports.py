@@ -41,6 +41,10 @@ class Case(NamedTuple):
     def generates(self) -> bool:
         return self.architecture in GENERATORS
 
+    @property
+    def is_aligned(self) -> bool:
+        return "Seq2SeqForConditional" in self.architecture and self.dtype != "bf16"
+
     def __str__(self) -> str:
         return f"{self.architecture}-{self.variant.replace(' ', '_')}-{self.dtype}"
 
@@ -68,8 +72,9 @@ def write_checkpoint(case: Case, folder: Path) -> None:
     config = Config(source.config(), source.architecture)
     shapes = weight_shapes(class_name, config.values)
     names = {bare(name): name for name in shapes}
-    for name in [names[name] for name in tied_names(config) if name in names][1:]:
-        del shapes[name]  # one tensor for all
+    tied = [names[name] for name in tied_names(config) if name in names]
+    for name in sorted(tied, key=lambda name: "lm_head" in name)[1:]:
+        del shapes[name]  # one tensor for all: the embeddings that torch stores
     weights = {name: rng.normal(0, 0.2, shape) for name, shape in shapes.items()}
     save_file(
         {name: array.astype(np.float32) for name, array in weights.items()},
@@ -91,7 +96,8 @@ def write(output: Path, case: Case) -> None:
         return
     checkpoint = output / "checkpoints" / str(case)
     write_checkpoint(case, checkpoint)
-    export(checkpoint, output / str(case), target="cuda", dtype=case.dtype)
+    options = {"dtype": case.dtype, "alignments": case.is_aligned}
+    export(checkpoint, output / str(case), target="cuda", **options)
 
 
 def main(output: Path) -> None:

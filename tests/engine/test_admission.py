@@ -7,15 +7,12 @@ from messages import raises
 from opened_engines import open_client
 from targets import SIZES
 
-from vanilla_transformer_export.engine.inputs import generation_inputs
+from vanilla_transformer_export.engine.inputs import Admission, generation_inputs
 from vanilla_transformer_export.engine.limits import (
-    Admission,
     Arrangement,
+    Pace,
     arrange_workers,
-    chunk_length,
-    preferred_rows,
     slots_per_worker,
-    sources_length,
     token_cost,
 )
 from vanilla_transformer_export.engine.model import open_export
@@ -144,12 +141,13 @@ def test_small_models_use_several_workers_and_large_models_all_threads():
     assert arrange_workers(tiny, 3, 2) == Arrangement(2, 1)
     with raises(UsageError, seen=("workers", 5000), expected=2):
         arrange_workers(tiny, 2, 5000)
-    assert [chunk_length(config) for config in (tiny, base, gpt2)] == [256, 32, 16]
-    assert [sources_length(config) for config in (tiny, base)] == [512, 122]
+    assert [Pace.of(config).chunk for config in (tiny, base, gpt2)] == [256, 32, 16]
+    assert [Pace.of(config).max_source_tokens for config in (tiny, base)] == [512, 122]
     one_key = {**gpt2, "num_key_value_heads": 1}
     assert token_cost(gpt2) - token_cost(one_key) == 12 * 2 * (768 - 64) * 768
     decoder = {**gpt2, "hidden_size": 128, "num_attention_heads": 2}
-    assert [preferred_rows(config) for config in (tiny, base, gpt2, decoder)] == [24, 0, 0, 0]
+    preferred = [Pace.of(config).preferred_rows for config in (tiny, base, gpt2, decoder)]
+    assert preferred == [24, 0, 0, 0]
     assert (
         slots_per_worker(2, 4_000_000) == 32
         and slots_per_worker(1, 100_000_000) == 10

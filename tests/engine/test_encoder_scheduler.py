@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,13 @@ from heads import HEADS, MANY, PAIRS, close, export_for_images, save_head, token
 from messages import raises
 
 from vanilla_transformer_export import ImageRuntime, Runtime, TextRuntime, export
-from vanilla_transformer_export.engine.encoder import EncoderGraph, EncoderScheduler, padded_length
+from vanilla_transformer_export.engine import encoder
+from vanilla_transformer_export.engine.encoder import (
+    EncoderGraph,
+    EncoderInputs,
+    EncoderScheduler,
+    padded_length,
+)
 from vanilla_transformer_export.engine.inputs import encoder_feeds
 from vanilla_transformer_export.errors import RequestError, TooLong
 from vanilla_transformer_export.inference.inputs import pad_sequences
@@ -94,9 +101,21 @@ def test_rows_are_bit_identical_alone_and_in_200_mixes(export_head, threads):
 def test_max_batch_rows_depends_on_device(export_head):
     model = Runtime(export_head("classify", MEAN, target="cpu"), threads=2).model
     graph = EncoderGraph(model)
-    assert graph.max_batch_rows({"source_length": 8}) == 2 * 256 // 8
-    model.device = "cuda"
-    assert graph.max_batch_rows({"source_length": 8}) == 16384 // 8
+    [row] = graph.rows(EncoderInputs(encoder_feeds(model.info, {"input_ids": [[5] * 8]})))
+    assert graph.max_batch_rows(row) == 2 * 256 // 8
+    model.loaded = replace(model.loaded, device="cuda")
+    assert graph.max_batch_rows(row) == 16384 // 8
+
+
+def test_rows_that_may_run_together_are_measured_once(export_head, monkeypatch):
+    directory = export_head("classify", MEAN, target="cpu")
+    first = EncoderGraph(Runtime(directory, threads=1).model)
+    measured = []
+    monkeypatch.setattr(encoder, "MEASURED", {**encoder.MEASURED})
+    monkeypatch.setattr(encoder, "invariant_rows", lambda *graph: measured.append(graph) or (1, 7))
+    again = EncoderGraph(Runtime(directory, threads=1).model)
+    assert (again.max_rows, again.min_rows) == (first.max_rows, first.min_rows)
+    assert EncoderGraph(Runtime(directory, threads=3).model).max_rows == 7 and len(measured) == 1
 
 
 @pytest.mark.slow
@@ -187,7 +206,7 @@ def stub(export_head, monkeypatch):
     """A scheduler with one worker whose session is a `Session`."""
     runtime = Runtime(export_head("classify", MEAN, target="cpu"), threads=1)
     session = Session()
-    monkeypatch.setitem(runtime.model.sessions, "encoder", session)
+    monkeypatch.setitem(runtime.model.loaded.sessions, "encoder", session)
     with contextlib.closing(EncoderScheduler(runtime.model, max_waiting=20)) as scheduler:
         session.shapes.clear()
         session.order.clear()

@@ -19,12 +19,12 @@ from targets import SIZES
 from vanilla_transformer_export import Runtime
 from vanilla_transformer_export.engine.capacity import batch_together, open_batch
 from vanilla_transformer_export.engine.groups import Cohort, start_request
-from vanilla_transformer_export.engine.inputs import LENGTH, STOP
-from vanilla_transformer_export.engine.limits import Admission, Pace
+from vanilla_transformer_export.engine.inputs import LENGTH, STOP, Admission
+from vanilla_transformer_export.engine.limits import Pace
 from vanilla_transformer_export.engine.loop import Engine
 from vanilla_transformer_export.engine.model import open_for_workers
 from vanilla_transformer_export.errors import RequestError, SessionError, UsageError
-from vanilla_transformer_export.targets.cpu.slots import SlotRows
+from vanilla_transformer_export.inference.session import LoadedExport
 from vanilla_transformer_export.targets.portable.rows import PortableRows
 
 MAX_NEW_TOKENS = 9
@@ -181,7 +181,7 @@ def run_in_batch(client, model, name, order, slots, most_joining):
             joining.append(waiting.pop(0))
         batch.join(joining)
         batch.step()
-        batch.remove([part for part in batch.running if part.is_finished])
+        batch.remove([])
     assert client_request.error is None
 
 
@@ -226,7 +226,7 @@ def test_long_prompt_is_prefilled_in_chunks_while_other_rows_continue(exported_f
         progress.append((second.num_read, len(events.events)))
         batch.join([])
     assert progress == [(4, 2), (8, 3), (12, 4), (16, 5)]
-    while not second.is_finished:
+    while not second.request.is_finished:
         batch.step()
     [generated] = second.results
     assert [generated.tokens] == expected_tokens(Runtime(directory, threads=1), long.prompt, [], {})
@@ -375,7 +375,7 @@ def test_end_finishes_accepted_requests_and_close_fails_them(exported_for):
             if closes:
                 client.close()
             else:
-                client.engine.end()
+                client.engine.queue.close()
             if closes:
                 with pytest.raises(RequestError) as refused:
                     running.result(30)
@@ -427,7 +427,7 @@ def test_groups_that_leave_in_any_state_do_not_change_others(exported_for, name,
         for step in itertools.count():
             going = [part for place, part in enumerate(parts) if leaves.get(place) == step]
             gone = [group for group in batch.running if group.input in [p.input for p in going]]
-            batch.remove([*gone, *(group for group in batch.running if group.is_finished)])
+            batch.remove(gone)
             if not (batch.running or batch.prefilling):
                 break
             batch.join([])
@@ -441,6 +441,39 @@ def test_groups_that_leave_in_any_state_do_not_change_others(exported_for, name,
             actual = run(inputs, leaves)
             stay = [place for place in range(4) if place not in leaves]
             assert [actual[place] for place in stay] == [expected[place] for place in stay]
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_beams": 3}, {"do_sample": True}, {"repetition_penalty": 1.3}], ids=str
+)
+@pytest.mark.parametrize("target", ["cpu", "portable"])
+def test_request_with_logits_that_are_not_finite_fails_alone(exported_for, target, options, number):
+    """Before the third token the second of three requests gets `number` among its logits."""
+    client = open_client(exported_for(SEQ2SEQ, target)[1], slots=9)
+    settings = {"max_new_tokens": MAX_NEW_TOKENS, "eos_token_id": [], "seed": 1, **options}
+    jobs = [client.admission.admit([5 + row, 6, 7], settings) for row in range(3)]
+    expected = [result[0].tokens for result in run(client.start(), jobs)]
+    batch = open_batch(client.admission, open_for_workers(client.admission.info, 1))
+    requests = [start_request([job]) for job in jobs]
+    batch.join([part for request in requests for part in request.waiting])
+    next_logits, steps = batch.next_logits, itertools.count()
+
+    def damaged_logits(rows):
+        logits = next_logits(rows)
+        if next(steps) == 2:
+            places = np.arange(len(logits)) if rows.places is None else rows.places
+            logits[np.split(places, 3)[1], 5] = number
+        return logits
+
+    batch.next_logits = damaged_logits
+    while batch.running:
+        batch.step()
+        batch.remove([])
+    assert isinstance(requests[1].error, ValueError)
+    for place in (0, 2):
+        [[result]] = requests[place].results
+        assert requests[place].error is None and result.tokens == expected[place]
 
 
 def test_rows_are_closed_if_their_prompts_cannot_be_read(exported_for, monkeypatch):
@@ -467,7 +500,7 @@ def test_source_that_cannot_be_encoded_leaves_the_slots_as_they_were(
     def fail(*args):
         raise SessionError("no memory")
 
-    monkeypatch.setattr(SlotRows, "encode", fail)
+    monkeypatch.setattr(LoadedExport, "outputs", fail)
     with raises(RuntimeError, seen="no memory"):
         run(client, [job])
     monkeypatch.undo()

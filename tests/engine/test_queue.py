@@ -23,8 +23,8 @@ def test_long_request_does_not_delay_short_ones_and_full_queue_returns_429(expor
     order = []
     queue = client.engine.queue
     bulk, single = (start_request([job() for _ in range(count)]) for count in (20, 1))
-    client.engine.add(bulk)
-    client.engine.add(single)
+    client.engine.queue.put(bulk)
+    client.engine.queue.put(single)
     assert queue.num_rows == 21
     with raises(RequestError, seen=21, expected=30) as refused:
         run(client, [job() for _ in range(10)])
@@ -36,8 +36,7 @@ def test_long_request_does_not_delay_short_ones_and_full_queue_returns_429(expor
         order += [part.request for part in parts]
         while batch.running:
             batch.step()
-            for part in [part for part in batch.running if part.is_finished]:
-                batch.remove([part])
+            batch.remove([])
     assert order[:3] == [bulk, single, bulk] and order.count(bulk) == 20
 
     # an empty queue accepts a request of more rows than may wait
@@ -48,7 +47,7 @@ def test_long_request_does_not_delay_short_ones_and_full_queue_returns_429(expor
     asyncio.run(ask())
     assert client.engine.waiting == 0  # it was cancelled
     queue.close()
-    for put in (lambda: client.engine.add(single), lambda: run(client, [job()])):
+    for put in (lambda: client.engine.queue.put(single), lambda: run(client, [job()])):
         with pytest.raises(RequestError) as refused:
             put()
         assert refused.value.status == 503
@@ -66,10 +65,10 @@ def test_new_request_uses_spare_rows_beside_a_long_one(exported_for, monkeypatch
         batch.join(parts)
         return [part.request for part in parts]
 
-    client.engine.add(long)
+    client.engine.queue.put(long)
     assert joining() == [long] * 4 and joining() == []
-    client.engine.add(first)
-    client.engine.add(second)
+    client.engine.queue.put(first)
+    client.engine.queue.put(second)
     assert joining() == [first] and joining() == []
     batch.step()
     assert batch.num_rows == 5
@@ -83,10 +82,10 @@ def test_request_that_was_overtaken_for_long_is_next(exported_for, monkeypatch):
     client = open_client(exported_for(DECODER, "cpu")[1], slots=1)
     job = client.admission.admit([5], dict(max_new_tokens=3))
     long, new = (start_request([job] * count) for count in (3, 1))
-    client.engine.add(long)
+    client.engine.queue.put(long)
     [part] = client.engine.queue.take(first_batch(client))
     assert part.request is long
-    client.engine.add(new)
+    client.engine.queue.put(new)
     assert list(client.engine.queue.requests) == [long, new]
 
 
@@ -97,8 +96,8 @@ def test_cancelled_request_leaves_queue_and_full_batch_takes_nothing(
     job = client.admission.admit([5], dict(max_new_tokens=3))
     queue, batch = client.engine.queue, first_batch(client)
     first, gone, last = (start_request([job] * count) for count in (2, 2, 2))
-    client.engine.add(first)
-    client.engine.add(gone)
+    client.engine.queue.put(first)
+    client.engine.queue.put(gone)
     batch.join(queue.take(batch))
     assert (batch.num_free_rows, queue.take(batch), queue.num_rows) == (0, [], 3)
     with raises(RequestError, seen=3, expected=4):
@@ -118,12 +117,12 @@ def test_running_rows_of_cancelled_request_are_freed(exported_for, options, step
     [worker] = client.engine.workers
     job = client.admission.admit([5], dict(max_new_tokens=9, **options))
     request = start_request([job])
-    client.engine.add(request)
+    client.engine.queue.put(request)
     worker.batch.join(worker.queue.take(worker.batch))
     for _ in range(steps):
         worker.batch.step()
     assert worker.batch.num_free_rows == 4 - job.num_rows
-    client.engine.cancel(request)
+    client.engine.queue.cancel(request)
     worker.remove_finished()
     assert worker.batch.num_free_rows == 4 and not worker.batch.running
 

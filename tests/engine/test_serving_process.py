@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -281,6 +282,28 @@ def test_server_is_not_ready_while_child_is_stopped(export, tmp_path):
         assert server.status("/health/live") == 200
         os.kill(child, signal.SIGCONT)
         wait_until(lambda: all(is_ready(server, path) for path in paths))
+
+
+def count_wakeups(server: Server) -> int:
+    """Return how often the threads of the server and its child have waited so far."""
+    paths = [path for pid in server.processes for path in Path(f"/proc/{pid}/task").iterdir()]
+    texts = [(path / "status").read_text() for path in paths]
+    return sum(
+        int(re.search(r"^voluntary_ctxt_switches:\s*(\d+)", text, re.M)[1]) for text in texts
+    )
+
+
+def test_idle_server_sleeps_and_knows_the_time(export, tmp_path):
+    with serving(export, tmp_path / "log") as server:
+        before = server.post("/translate", json.loads(body("w5 w6")))
+        time.sleep(1.5)  # for the checks after the connection was closed
+        wakeups = count_wakeups(server)
+        time.sleep(2)
+        assert count_wakeups(server) - wakeups <= 4  # ten times a second would be 20 and more
+        with urllib.request.urlopen(server.url("/health/live"), timeout=10) as answer:
+            date = parsedate_to_datetime(answer.headers["Date"])
+        assert abs(date.timestamp() - time.time()) < 1.5
+        assert server.post("/translate", json.loads(body("w5 w6"))) == before
 
 
 # --------------------------------------------------------------------------------------- fair turns

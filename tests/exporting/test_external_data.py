@@ -11,7 +11,8 @@ from messages import raises
 from onnx import TensorProto, helper
 
 from vanilla_transformer_export import Runtime
-from vanilla_transformer_export.inference.session import Sessions
+from vanilla_transformer_export.inference.export_info import ExportInfo
+from vanilla_transformer_export.inference.session import LoadedExport
 from vanilla_transformer_export.specs.graph_spec import GraphSpec, TensorSpec
 
 
@@ -110,18 +111,12 @@ def test_graph_in_memory_reads_weights_of_its_folder_only(tmp_path, monkeypatch)
     spec = GraphSpec(
         "onnx/model.onnx", *((TensorSpec(name, "float32", (2,)),) for name in ("x", "y"))
     )
-    sessions = Sessions(
-        tmp_path,
-        {"sum": spec},
-        {"sum": content},
-        lambda role: [("CPUExecutionProvider", {})],
-        1,
-        True,
-    )
+    info = ExportInfo(tmp_path, {}, {}, {}, {}, {}, specs={"sum": spec})
+    loaded = LoadedExport(info, 1, lambda role: {}, contents={"sum": content})
     with raises(ValueError, seen="model.onnx"):
-        sessions.make("sum")
+        loaded.make_session("sum")
     (tmp_path / "work/weights").rename(tmp_path / "onnx/weights")
-    [result] = sessions.make("sum").run(["y"], {"x": np.zeros(2, np.float32)})
+    [result] = loaded.make_session("sum").run(["y"], {"x": np.zeros(2, np.float32)})
     assert result.tolist() == [1, 2]
 
 

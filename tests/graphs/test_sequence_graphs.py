@@ -421,14 +421,14 @@ def test_bucketed_ragged_batch_matches_single_run(exported, monkeypatch, name, t
 def test_encoder_runs_short_rows_apart_from_long_rows(exported, monkeypatch, threads, runs):
     """A run has at most 256 tokens per thread. A spy replaces the session."""
     runtime, sizes = Runtime(exported("encoder")[1], threads=threads), []
-    session = runtime.model.sessions["encoder"]
+    session = runtime.model.loaded.sessions["encoder"]
 
     class Session:
         def run(self, names, feeds):
             sizes.append(feeds["input_ids"].shape)
             return session.run(names, feeds)
 
-    monkeypatch.setitem(runtime.model.sessions, "encoder", Session())
+    monkeypatch.setitem(runtime.model.loaded.sessions, "encoder", Session())
     runtime.encode(*ragged([40, 4] * 12))
     assert sizes == runs
 

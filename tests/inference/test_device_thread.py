@@ -1,6 +1,5 @@
 """Tests of the thread that runs all work on devices."""
 
-import functools
 import os
 import threading
 import weakref
@@ -9,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from vanilla_transformer_export import Runtime
-from vanilla_transformer_export.inference.device_thread import DEVICE_THREAD, in_device_thread
+from vanilla_transformer_export.inference.device_thread import in_device_thread
 
 
 @in_device_thread
@@ -25,13 +24,13 @@ def get_thread_nested():
 def test_callers_of_all_threads_share_device_thread():
     with ThreadPoolExecutor(4) as pool:
         threads = {future.result() for future in [pool.submit(get_thread) for _ in range(20)]}
-    assert threads == {DEVICE_THREAD.thread, get_thread_nested()} != {threading.current_thread()}
+    assert threads == {get_thread(), get_thread_nested()} != {threading.current_thread()}
 
 
 def test_error_reaches_caller_and_device_thread_keeps_running():
     with pytest.raises(ZeroDivisionError):
-        DEVICE_THREAD.call(lambda: 1 // 0)
-    assert DEVICE_THREAD.call(lambda: 1) == 1
+        in_device_thread(lambda: 1 // 0)()
+    assert in_device_thread(lambda: 1)() == 1
 
 
 def test_device_thread_keeps_no_reference_to_arguments():
@@ -40,7 +39,7 @@ def test_device_thread_keeps_no_reference_to_arguments():
 
     array = Array()
     reference = weakref.ref(array)
-    assert DEVICE_THREAD.call(functools.partial(isinstance, array, Array))
+    assert in_device_thread(isinstance)(array, Array)
     del array
     get_thread()
     assert reference() is None
@@ -69,4 +68,4 @@ def test_device_session_runs_in_device_thread(exported, monkeypatch):
         monkeypatch.setattr(session, "is_on_cpu", is_on_cpu)
         session.run([], {})
         session.run_bound(None)
-    assert threads == [threading.current_thread()] * 2 + [DEVICE_THREAD.thread] * 2
+    assert threads == [threading.current_thread()] * 2 + [get_thread()] * 2

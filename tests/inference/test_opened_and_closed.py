@@ -85,7 +85,7 @@ def test_text_and_image_runtimes_are_copied_and_close(readers):
 def test_closed_runtime_raises_and_frees_its_sessions(directory):
     with Runtime(directory, threads=2) as runtime:
         expected = run(runtime)
-        sessions = [weakref.ref(session) for session in runtime.model.sessions.values()]
+        sessions = [weakref.ref(session) for session in runtime.model.loaded.sessions.values()]
     assert [session() for session in sessions] == [None] * len(sessions)
     for many in (IDS, IDS.repeat(80, axis=0)):  # batches of workers too
         with raises(ValueError, seen=(str(directory), "closed"), expected="open"):

@@ -15,10 +15,10 @@ from written import write
 
 from vanilla_transformer_export import Runtime
 from vanilla_transformer_export.engine.inputs import check_options, generation_inputs
-from vanilla_transformer_export.engine.model import engine_options, open_export
+from vanilla_transformer_export.engine.model import open_export
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.inference import devices
-from vanilla_transformer_export.inference.session import Session
+from vanilla_transformer_export.inference.session import Session, engine_options
 
 
 @pytest.mark.parametrize(

@@ -240,9 +240,9 @@ def test_disabled_arena_gives_the_same_tokens(exported, runtimes):
     runtime = Runtime(exported("seq2seq").directory, arena=False)
     assert [
         session.inner.get_session_options().enable_cpu_mem_arena
-        for session in runtime.model.sessions.values()
+        for session in runtime.model.loaded.sessions.values()
     ] == [False, False]
-    session = runtimes("seq2seq").model.sessions["decoder"].inner
+    session = runtimes("seq2seq").model.loaded.sessions["decoder"].inner
     assert session.get_session_options().enable_cpu_mem_arena
     expected = runtimes("seq2seq").generate(ids, mask, max_new_tokens=5)
     np.testing.assert_array_equal(runtime.generate(ids, mask, max_new_tokens=5), expected)

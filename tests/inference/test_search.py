@@ -118,3 +118,19 @@ def test_every_beam_can_end_at_first_token():
         table[()] = np.array([-30, 30, -30], np.float32)
     options = Options(max_new_tokens=3, num_beams=2, early_stopping=True, eos_token_id=(1,))
     assert language.drive(BeamSearch(2, options)) == [(1,), (1,)]
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_row_without_a_finite_largest_logit_is_invalid_in_greedy_search(number):
+    """Other rows take the lowest of their most likely tokens, also the only one above -infinity."""
+    logits = np.zeros((4, 6), np.float32)
+    logits[1] = -np.inf
+    logits[1, 4] = -3
+    logits[2, 2:4] = 5
+    logits[3] = number
+    options = Options(max_new_tokens=2, pad_token_id=1)
+    for is_scored in (False, True):
+        search = TokenSearch(options, np.full(4, 2), is_scored=is_scored)
+        tokens, _ = search.advance(StepLogits(logits.copy()), slice(0, 4))
+        assert tokens.tolist() == [0, 4, 2, 1]
+        assert search.is_invalid.tolist() == [False, False, False, True] and search.ended == [3]

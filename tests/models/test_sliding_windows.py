@@ -20,6 +20,7 @@ from vanilla_transformer_export.inference.options import Options
 from vanilla_transformer_export.inference.rows import GenerationRequest
 from vanilla_transformer_export.specs.graph_spec import LONG
 from vanilla_transformer_export.targets.cpu import rows as cpu
+from vanilla_transformer_export.targets.cpu import slots
 from vanilla_transformer_export.targets.portable import rows as portable
 
 CAPACITY = 4
@@ -29,7 +30,7 @@ NEW_TOKENS = 30
 
 @pytest.fixture(autouse=True)
 def small_capacity(monkeypatch):
-    for module in (cpu, portable):
+    for module in (cpu, slots, portable):
         monkeypatch.setattr(module, "INITIAL_CAPACITY", CAPACITY)
 
 

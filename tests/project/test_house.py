@@ -98,10 +98,10 @@ LAZY_IMPORTERS = {
 
 class OneByOneFactory:
     supports_empty_prompts = True
+    start_search = None
 
     def __init__(self, factory):
         self.factory = factory
-        self.start_search, self.search_key = factory.start_search, factory.search_key
 
     def open(self, request):
         return OneByOneRows(self.factory.open(request))
@@ -109,7 +109,7 @@ class OneByOneFactory:
 
 class OneByOneRows:
     all_logits = False
-    max_step_tokens = 1
+    places = None
     shrinks = False
     steps = []
 

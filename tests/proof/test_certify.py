@@ -236,7 +236,7 @@ def test_changes_become_options_of_the_cuda_provider(exported_for):
 
     def options(role="decoder", **changes):
         model = OnnxModel(info, 1, device="cuda", changes=SessionChanges(**changes))
-        [(name, selected), _] = model._opener.providers(role)
+        [(name, selected), _] = model.loaded.providers(role)
         assert name == "CUDAExecutionProvider"
         return selected["enable_cuda_graph"], selected.get("sdpa_kernel")
 

@@ -5,6 +5,7 @@ import contextlib
 import copy
 import dataclasses
 import json
+import re
 from urllib.error import HTTPError
 
 import httpx
@@ -27,12 +28,12 @@ from vanilla_transformer_export.serving.translation.translator import (
     plan_inputs,
     translate,
 )
-from vanilla_transformer_export.text.language_pairs import (
+from vanilla_transformer_export.text.languages import (
     Directions,
+    Languages,
     model_languages,
     sentence_languages,
 )
-from vanilla_transformer_export.text.languages import Languages
 from vanilla_transformer_export.text.tasks.translation import Splitting, split_text
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
@@ -254,18 +255,88 @@ def test_alternatives_are_next_best_beams(client, alone):
     assert one["translatedText"] == alone.translate(sentences[:1])[0]
 
 
-def test_html_is_translated_between_its_tags(client, alone):
-    html = '<p class="a">w5 w6 <b>w30</b> &amp; W7.\n <code>w8</code><!-- w9 --></p>'
-    parts = alone.translate(["w5 w6", "w30", "& W7."])
-    expected = '<p class="a">{} <b>{}</b> {}\n <code>w8</code><!-- w9 --></p>'.format(
-        *(each.replace("&", "&amp;") for each in parts)
-    )
-    assert answer(client, {"q": html, "format": "html", "alternatives": 2}) == {
-        "translatedText": expected,
-        "alternatives": [],
+def pairs(translation):
+    return [[list(one), list(other)] for one, other in translation.alignments]
+
+
+def test_alignments_are_those_of_translate(client, alone):
+    found = alone.translate([TEXT, "w5 12:30"], return_alignments=True)
+    assert len(found[0].alignments) > 2
+    expected = {"translatedText": found[0].text, "alignments": pairs(found[0])}
+    assert answer(client, {"q": TEXT, "alignments": True}) == expected
+    form = {**ENGLISH, "q": TEXT, "alignments": "true"}
+    assert client.post("/translate", data=form).json() == expected
+    assert answer(client, {"q": [TEXT, " ", "w5 12:30"], "alignments": True}) == {
+        "translatedText": [found[0].text, " ", found[1].text],
+        "alignments": [pairs(found[0]), [], pairs(found[1])],
     }
-    actual = answer(client, {"q": [html, "<br>", ""], "format": "html", "alternatives": 1})
-    assert actual == {"translatedText": [expected, "<br>", ""], "alternatives": [[], [], []]}
+    for off in (None, False):
+        assert answer(client, {"q": TEXT, "alignments": off}) == {"translatedText": found[0].text}
+
+
+def test_alignments_beside_alternatives_are_of_the_best_translation(client, alone):
+    options = dict(num_beams=4, num_return_sequences=4)
+    best, *_ = alone.generate(["w5 w6 w30 ."], return_alignments=True, **options)
+    found = answer(client, {"q": "w5 w6 w30 .", "alignments": True, "alternatives": 3})
+    assert len(found["alternatives"]) > 0
+    assert (found["translatedText"], found["alignments"]) == (best.text, pairs(best))
+
+
+def test_alignments_of_html_and_without_a_graph_are_rejected(client, model):
+    body = {**ENGLISH, "q": "w5", "alignments": True}
+    html = error_message(client.post("/translate", json={**body, "format": "html"}))
+    check_message(html, seen=("alignments", "html"), expected="text")
+    lacking = copy.copy(model)
+    specs = {role: spec for role, spec in model.info.specs.items() if role != "alignment"}
+    lacking.plan = dataclasses.replace(
+        model.plan, info=dataclasses.replace(model.info, specs=specs)
+    )
+    with serving(lacking) as url, httpx.Client(base_url=url) as other:
+        message = error_message(other.post("/translate", json=body))
+        check_message(message, seen="no alignment graph", expected="--target cpu")
+        assert answer(other, {"q": "w5"})["translatedText"]
+
+
+HTML = (
+    '<p class="a">w5 w6 <b>w30</b> &amp; W7.\n <code>w8</code> w9 <i>w20<br>w21</i><!-- w9 --></p>'
+)
+
+
+def test_html_matches_translate(client, alone):
+    [expected] = alone.translate([HTML], markup="html")
+    assert answer(client, {"q": HTML, "format": "html"}) == {"translatedText": expected}
+    actual = answer(client, {"q": [HTML, "<br>", "", "<p>7"], "format": "html", "alternatives": 1})
+    assert actual["translatedText"] == [expected, "<br>", "", "<p>7"]
+
+
+def test_html_has_alternatives(client):
+    """Without tags they are those of the text without tags."""
+    text = "w5 w6 w30 . W7 w9 ."
+    html = "w5 <b>w6 <i>w30</i> .</b> W7 <u>w9 .</u>"
+    plain = answer(client, {"q": text, "alternatives": 3})
+    marked = answer(client, {"q": html, "alternatives": 3, "format": "html"})
+    assert re.sub("<.*?>", "", marked["translatedText"]) == plain["translatedText"]
+    texts = [re.sub("<.*?>", "", other) for other in marked["alternatives"]]
+    assert len(texts) > 1 and [*dict.fromkeys(texts)] == plain["alternatives"]
+    assert all(
+        sorted(re.findall("<.*?>", other)) == sorted(re.findall("<.*?>", html))
+        for other in marked["alternatives"]
+    )
+
+
+def test_placeholders_are_kept(client, alone):
+    text = "w5 {name} w6 %s. W7 Ada w9"
+    for keep in (True, ["{name}", "%s", "Ada"]):
+        actual = answer(client, {"q": text, "keep": keep})["translatedText"]
+        assert actual == alone.translate([text], keep=keep)[0]
+        assert "{name}" in actual and "%s" in actual and ("Ada" in actual) == (keep is not True)
+    html = answer(client, {"q": f"<p>{text}</p>", "keep": True, "format": "html"})
+    assert "{name}" in html["translatedText"]
+    form = client.post("/translate", data={"q": text, **ENGLISH, "keep": "true"}).json()
+    assert form == {"translatedText": alone.translate([text], keep=True)[0]}
+    for keep in ("{name}", [1], ["x"] * 101, [""]):
+        result = client.post("/translate", json={"q": text, **ENGLISH, "keep": keep})
+        assert "keep" in error_message(result)
 
 
 def test_long_texts_match_translate(client, alone):
@@ -421,6 +492,10 @@ def test_language_words_are_prepended_to_text(load, alone, monkeypatch):
             assert answer(client, {"q": "w5 w6. W7.", "target": target}) == {
                 "translatedText": expected
             }
+            [aligned] = alone.translate([f"{word} w5 w6. W7."], return_alignments=True)
+            spans = [[[place - 8 for place in one], other] for one, other in pairs(aligned)]
+            found = answer(client, {"q": "w5 w6. W7.", "target": target, "alignments": True})
+            assert found == {"translatedText": expected, "alignments": spans} and spans
 
 
 def test_model_of_unknown_languages_accepts_any_code_but_auto(model, alone):
@@ -452,7 +527,8 @@ def test_sentences_are_split_in_the_language_of_the_text(alone, monkeypatch):
     def count(splitting, src_lang):
         return sum(
             part.is_sentence
-            for part in split_text(alone, text, splitting.in_language(alone, src_lang))
+            for segment in split_text(alone, text, splitting.in_language(alone, src_lang))
+            for part in segment.parts
         )
 
     assert [count(Splitting(), name) for name in (None, "eng_Latn", "spa_Latn")] == [1, 1, 2]

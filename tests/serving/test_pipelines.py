@@ -348,7 +348,7 @@ def generators(tmp_path_factory):
         checkpoint = save_head(
             architecture, tokenizer_for("bpe", architecture), folder / "checkpoint"
         )
-        export(checkpoint, folder / "export", cases=1)
+        export(checkpoint, folder / "export", cases=1, alignments=name == "seq2seq")
         made[name] = TextRuntime(folder / "export", threads=1)
         served_runtime, engine = text_client(folder / "export")
         models[name] = loaded_model(name, served_runtime, engine)
@@ -416,11 +416,21 @@ def test_translation_and_text2text_tasks_match_runtime(generators):
         {"translation_text": text} for text in runtime.generate(["12345"], max_new_tokens=9)
     ]
     assert post(url, "translation", "12345", copy_letterless="no").status_code == 400
+    flags = dict(return_alignments=True, replace_unknowns=True)
+    [aligned] = runtime.translate([text], max_new_tokens=9, **flags)
+    [actual] = post(url, "translation", text, max_new_tokens=9, **flags).json()
+    pairs = [[list(one), list(other)] for one, other in aligned.alignments]
+    assert actual == {"translation_text": aligned.text, "alignments": pairs} and pairs
+    assert post(url, "translation", "a", return_alignments="no").status_code == 400
     assert post(url, "summarization", "a", copy_letterless=True).status_code == 400
     actual = post(url, "text2text-generation", TEXTS, num_beams=3, max_new_tokens=9).json()
     assert [own[0]["generated_text"] for own in actual] == runtime.generate(
         TEXTS, num_beams=3, max_new_tokens=9
     )
+    flags = dict(replace_unknowns=True, max_new_tokens=9)
+    actual = post(url, "summarization", TEXTS, **flags).json()
+    assert [own[0]["summary_text"] for own in actual] == runtime.generate(TEXTS, **flags)
+    assert post(url, "summarization", "a", return_alignments=True).status_code == 400
     [expected] = runtime.generate(TEXTS[:1])
     assert client(url, "summarization").summarization(TEXTS[0]).summary_text == expected
     assert post(url, "translation", "a", src_lang="xx").status_code == 400

@@ -22,13 +22,14 @@ def dictionary_scores(sources, translations):
     """Return (right, found): how many aligned source words of `DICTIONARY` have the translation
     that it gives, and how many were aligned, of those whose translation occurs."""
     right = found = 0
-    for source, (text, alignments) in zip(sources, translations, strict=True):
+    for source, translation in zip(sources, translations, strict=True):
+        text = translation.text.lower()
         pairs = {
-            source[start:end].lower(): text[first:last].lower()
-            for (start, end), (first, last) in alignments
+            source[start:end].lower(): text[first:last]
+            for (start, end), (first, last) in translation.alignments
         }
         for word, translated in DICTIONARY.items():
-            if word in source.lower() and translated in text.lower():
+            if word in source.lower() and translated in text:
                 found += 1
                 right += pairs.get(word) == translated
     return right, found

@@ -14,23 +14,27 @@ import uvicorn
 from checkpoints import EOS, PAD, START, VOCABULARY, copy_folder, list_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from vanilla_transformer_export.engine.inputs import LENGTH, STOP, Event, Generated, TokenLogprobs
-from vanilla_transformer_export.engine.limits import Admission
+from vanilla_transformer_export.engine.inputs import (
+    LENGTH,
+    STOP,
+    Admission,
+    Event,
+    Generated,
+    TokenLogprobs,
+)
 from vanilla_transformer_export.engine.search import StepLogits, TokenSearch
 from vanilla_transformer_export.inference.logits import (
     LogitsProcessors,
     Prompt,
-    Sampler,
     row_uniforms,
 )
 from vanilla_transformer_export.inference.options import Options
 from vanilla_transformer_export.inference.rows import GenerationRequest
 from vanilla_transformer_export.serving import app as serving
 from vanilla_transformer_export.serving.lifecycle import Lifecycle
-from vanilla_transformer_export.serving.logs import Log
-from vanilla_transformer_export.serving.metrics import Metrics
 from vanilla_transformer_export.serving.middleware import Frame
 from vanilla_transformer_export.serving.models import ServedModels
+from vanilla_transformer_export.serving.observability import Log, Metrics
 from vanilla_transformer_export.serving.protocols import openai_api
 from vanilla_transformer_export.serving.settings import Settings
 
@@ -101,11 +105,10 @@ class OneByOne:
         options = dataclasses.replace(job.options, num_return_sequences=1)
         for index in range(job.options.num_return_sequences):
             prompt = Prompt(np.array([job.prompt]), np.zeros(1, np.int64))
-            sampler = None
-            if options.do_sample:
-                sampler = Sampler(options, [row_uniforms(job.seed, index)])
+            uniforms = [row_uniforms(job.seed, index)] if options.do_sample else None
             limits = np.array([options.max_new_tokens])
-            search = TokenSearch(options, limits, LogitsProcessors(options, prompt), sampler)
+            processors = LogitsProcessors(options, prompt) or None
+            search = TokenSearch(options, limits, processors, uniforms)
             ids = list(job.prompt)
             while not search.is_finished[0]:
                 logits = self.logits(ids)

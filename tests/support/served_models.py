@@ -16,7 +16,7 @@ from vanilla_transformer_export.serving.protocols import (
     rerank_api,
     text_embeddings,
 )
-from vanilla_transformer_export.text.language_pairs import Directions, read_directions
+from vanilla_transformer_export.text.languages import Directions, read_directions
 
 PROTOCOLS = (
     openai_api.PROTOCOL,

@@ -56,11 +56,11 @@ def results(directory: Path) -> dict[str, list]:
     from vanilla_transformer_export import Runtime, TextRuntime
 
     runtime, (ids, mask) = Runtime(directory, device="cpu"), prompts()
-    if "decoder" not in runtime.model.sessions:
+    if "decoder" not in runtime.model.loaded.sessions:
         return {
             name: real(values, mask).tolist() for name, values in runtime.outputs(ids, mask).items()
         }
-    start = 1 if "encoder" in runtime.model.sessions else ids.shape[1]
+    start = 1 if "encoder" in runtime.model.loaded.sessions else ids.shape[1]
     arrays = {
         name: runtime.generate(ids, mask, **options)[:, start:].tolist()
         for name, options in OPTIONS.items()

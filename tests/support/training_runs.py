@@ -26,7 +26,7 @@ def make_recipe(corpus, model=None, **training):
     data = {"train": list(map(str, corpus[0])), "validation": list(map(str, corpus[1]))}
     tokenizer, generation = (
         {"kind": "bpe", "vocab_size": 60},
-        {"num_beams": 5, "max_new_tokens": 64},
+        {"num_beams": 2, "max_new_tokens": 8},
     )
     return Recipe(
         "translation",

@@ -92,7 +92,9 @@ def test_generation_with_relative_positions_equals_transformers(
     exported_for, name, target, beams, monkeypatch
 ):
     """Cover growing caches and a logits processor on the host, too."""
-    monkeypatch.setattr("vanilla_transformer_export.targets.cpu.rows.INITIAL_CAPACITY", 5)
+    for module in ("rows", "slots"):
+        path = f"vanilla_transformer_export.targets.cpu.{module}.INITIAL_CAPACITY"
+        monkeypatch.setattr(path, 5)
     model, directory = exported_for(name, target)
     runtime = Runtime(directory, device="cpu")
     for seed in range(3):

@@ -9,10 +9,11 @@ from vanilla_transformer_export.text.alignments import (
     align_words,
     mutual_best,
     shares,
+    with_source_words,
     words,
 )
 from vanilla_transformer_export.text.detokenizer import Detokenizer
-from vanilla_transformer_export.text.tasks.alignment import moses_pairs
+from vanilla_transformer_export.text.tasks.alignment import Translation, moses_pairs
 from vanilla_transformer_export.text.token_spans import target_spans
 
 
@@ -61,8 +62,8 @@ def test_weights_sum_over_source_tokens_and_averages_over_target_tokens():
 def test_links_are_the_best_of_each_other():
     weights = np.array([[0.6, 0.3, 0.1], [0.5, 0.4, 0.1], [0.1, 0.2, 0.7]])
     assert mutual_best(weights) == [(0, 0), (2, 2)]
-    aligned = Alignment([(0, 1), (2, 3), (4, 5)], [(0, 2), (3, 5), (6, 8)], weights)
-    assert aligned.spans == [((0, 1), (0, 2)), ((4, 5), (6, 8))]
+    aligned = Alignment("", [(0, 1), (2, 3), (4, 5)], [(0, 2), (3, 5), (6, 8)], weights)
+    assert aligned.alignments == [((0, 1), (0, 2)), ((4, 5), (6, 8))]
 
 
 @pytest.mark.parametrize(("source", "target"), [("", "a"), ("a", ""), ("", "")])
@@ -72,10 +73,36 @@ def test_texts_without_words_have_no_links(source, target):
 
 
 def test_moses_pairs_number_words_between_white_space():
-    source, target = "A dog, runs", "Ein  Hund , rennt."
+    target = "Ein  Hund , rennt."
     pairs = [((0, 1), (0, 3)), ((2, 5), (5, 9)), ((5, 6), (10, 11)), ((7, 11), (12, 17))]
-    assert moses_pairs(source, target, pairs) == "0-0 1-1 1-2 2-3"
-    assert moses_pairs("", "", []) == ""
+    assert moses_pairs("A dog, runs", Translation(target, pairs)) == "0-0 1-1 1-2 2-3"
+    assert moses_pairs("", Translation("", [])) == ""
+
+
+def test_words_with_unknown_tokens_become_source_words():
+    """A part of a name, a word of two unknown tokens, and one between spaces."""
+    source = "Dražen eats 龍龍 and 😀."
+    target = "Dra<unk>en isst <unk><unk> und <unk>."
+    source_tokens = [(0, 3), (3, 4), (4, 6), (7, 11), (12, 14), (15, 18), (19, 20), (20, 21)]
+    target_tokens = [
+        (0, 3), (3, 8), (8, 10), (10, 15), (15, 21), (21, 26), (26, 30), (30, 36), (36, 37),
+    ]  # fmt: skip
+    rows = [0, 1, 2, 3, 4, 4, 5, 6, 7]  # the source token of each target token
+    weights = np.eye(8, dtype=np.float32)[rows]
+    (_, text), (_, spans) = with_source_words(
+        (source, target), (source_tokens, target_tokens), weights, [1, 4, 5, 7]
+    )
+    assert text == "Dražen isst 龍龍 und 😀."
+    pieces = [text[start:end] for start, end in spans]
+    assert pieces[:4] == ["Dražen"] * 3 + [" isst"]
+    assert pieces[4].strip() == pieces[5] == "龍龍"
+    assert (pieces[6], pieces[7].strip(), pieces[8]) == (" und", "😀", ".")
+
+
+def test_unknown_word_of_a_source_without_words_is_left_out():
+    tokens = [(0, 0)], [(0, 5)]
+    (_, text), _ = with_source_words((" ", "<unk>"), tokens, np.ones((1, 1), np.float32), [0])
+    assert text == ""
 
 
 def test_tokens_of_a_character_have_its_span():

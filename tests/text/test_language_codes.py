@@ -6,14 +6,14 @@ import pytest
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as NLLB
 
 from vanilla_transformer_export.text.language_names import MACROLANGUAGES, TABLE, TWO_LETTERS
-from vanilla_transformer_export.text.language_pairs import (
+from vanilla_transformer_export.text.languages import (
     Directions,
+    Languages,
     language_name,
     model_languages,
     names_by_code,
     sentence_languages,
 )
-from vanilla_transformer_export.text.languages import Languages
 
 
 def test_language_codes_have_two_letters_if_unambiguous():

@@ -3,19 +3,24 @@
 import json
 import warnings
 
+import httpx
 import pytest
 import torch
 from families import random_config, random_model
-from heads import save_head, word_pieces
-from messages import check_message
+from heads import export_for_images, save_head, word_pieces
+from messages import check_message, raises
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+from served import served
 
 from vanilla_transformer.files import PICKLE
 from vanilla_transformer_export import TextRuntime, export
+from vanilla_transformer_export.cli.checkpoints import export_report
 from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.inference.cpu_quota import cpu_quota
+from vanilla_transformer_export.serving.protocols import text_embeddings
+from vanilla_transformer_export.serving.sources import sources
 from vanilla_transformer_export.text.model_facts import model_facts
 
 PROMPTS = {"query": "the book : ", "document": "a book : "}
@@ -43,6 +48,12 @@ def facts_of(runtime):
     return model_facts(runtime.info, runtime.runtime.threads, runtime.tokenizer)
 
 
+def info_of(directory, capsys):
+    """Return what `info EXPORT` says, as JSON."""
+    main(["info", str(directory), "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
 def embed_warnings(runtime):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -59,6 +70,7 @@ def test_embedder_has_its_choices_and_no_warning(tmp_path):
     facts = facts_of(runtime)
     assert facts.pop("threads") == 1 and facts.pop("cpu_quota") == cpu_quota()
     assert facts == {
+        "architecture": "VanillaEncoderModel", "reads": "texts", "changed_files": [],
         "target": "cpu", "device": "cpu", "dtype": "int8", "calibration": None,
         "rows_are_independent": True, "max_position_embeddings": 512, "token_types": False,
         "max_seq_length": 20, "pooling": ["mean"], "modules": ["Normalize"],
@@ -74,8 +86,12 @@ def test_embedder_has_its_choices_and_no_warning(tmp_path):
 )
 def test_rows_are_independent_where_bits_are_the_same(tmp_path, target, dtype, expected):
     checkpoint = save_head("VanillaEncoderModel", word_pieces(), tmp_path / "model")
-    runtime = opened(checkpoint, tmp_path / "out", target=target, dtype=dtype)
-    assert facts_of(runtime)["rows_are_independent"] is expected
+    facts = facts_of(opened(checkpoint, tmp_path / "out", target=target, dtype=dtype))
+    assert facts["rows_are_independent"] is expected
+    problems = [problem for problem in facts["warnings"] if "int8" in problem]
+    assert len(problems) == (target == "portable")
+    if problems:
+        check_message(problems[0], seen="portable", expected="cpu")
 
 
 def test_missing_pooling_is_one_warning_and_a_fact(tmp_path, capsys):
@@ -117,6 +133,25 @@ def test_max_seq_length_above_positions_is_a_warning(tmp_path):
     assert facts_of(runtime)["max_seq_length"] == 512
 
 
+def test_max_seq_length_of_a_reranker_above_positions_is_a_warning(tmp_path):
+    head = "VanillaEncoderForSequenceClassification"
+    checkpoint = tmp_path / "model"
+    save_head(head, word_pieces(), checkpoint, num_labels=1)
+    (checkpoint / "sentence_bert_config.json").write_text('{"max_seq_length": 600}')
+    [problem] = facts_of(opened(checkpoint, tmp_path / "out"))["warnings"]
+    check_message(problem, seen="max_seq_length=600", expected="max_position_embeddings=512")
+
+
+def test_default_prompt_that_does_not_exist_is_a_warning(tmp_path):
+    checkpoint = save_embedder(tmp_path, prompts=PROMPTS)
+    edit(checkpoint / "config_sentence_transformers.json", default_prompt_name="passage")
+    runtime = opened(checkpoint, tmp_path / "out")
+    [problem] = embed_warnings(runtime)
+    seen = "default_prompt_name='passage'"
+    check_message(problem, seen=seen, expected="['document', 'query']")
+    assert facts_of(runtime)["warnings"] == [problem]
+
+
 @pytest.mark.parametrize(
     "problem_type, labels, activation",
     [
@@ -135,12 +170,21 @@ def test_classifier_has_activation_and_labels(tmp_path, problem_type, labels, ac
     assert facts["labels"] == list(labels.values()) and facts["warnings"] == []
 
 
-def test_labels_without_names_are_a_warning(tmp_path):
-    checkpoint = save_head(
-        "VanillaEncoderForSequenceClassification", word_pieces(), tmp_path / "model", num_labels=3
-    )
-    [problem] = facts_of(opened(checkpoint, tmp_path / "out"))["warnings"]
-    check_message(problem, seen="LABEL_0", expected="id2label")
+@pytest.mark.parametrize(
+    "architecture, num_labels, is_wrong",
+    [
+        ("VanillaEncoderForSequenceClassification", 3, True),
+        ("VanillaEncoderForSequenceClassification", 1, False),  # as most rerankers have it
+        ("VanillaEncoderForTokenClassification", 2, True),
+    ],
+)
+def test_labels_without_names_are_a_warning(tmp_path, architecture, num_labels, is_wrong):
+    checkpoint = save_head(architecture, word_pieces(), tmp_path / "model", num_labels=num_labels)
+    facts = facts_of(opened(checkpoint, tmp_path / "out"))
+    assert facts["labels"] == [f"LABEL_{label}" for label in range(num_labels)]
+    assert len(facts["warnings"]) == is_wrong
+    if is_wrong:
+        check_message(facts["warnings"][0], seen="LABEL_0", expected="id2label")
 
 
 def test_calibration_and_token_types_are_facts(tmp_path):
@@ -154,6 +198,100 @@ def test_calibration_and_token_types_are_facts(tmp_path):
     facts = facts_of(runtime)
     assert facts["token_types"] is True
     assert facts["calibration"]["matmuls"] == 6 >= facts["calibration"]["row_scales"]
+
+
+@pytest.mark.parametrize("call", ["embed", "rerank", "zero_shot", "tag"])
+def test_first_text_that_is_cut_is_a_warning(tmp_path, call):
+    long = "the old man and the river " * 20
+    labels = {0: "no", 1: "entailment"}
+    if call == "embed":
+        checkpoint, arguments, longest = save_embedder(tmp_path), ([long],), 20
+    else:
+        head = "TokenClassification" if call == "tag" else "SequenceClassification"
+        names = {0: "score"} if call == "rerank" else labels
+        checkpoint = save_head(
+            f"VanillaEncoderFor{head}", word_pieces(model_max_length=30), tmp_path / "model",
+            id2label=names, label2id={name: label for label, name in names.items()},
+        )  # fmt: skip
+        by_call = {"rerank": (["a"], [[long]]), "zero_shot": ([long], ["man"]), "tag": ([long],)}
+        arguments, longest = by_call[call], 30
+    runtime = opened(checkpoint, tmp_path / "out")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        getattr(runtime, call)(*json.loads(json.dumps(arguments).replace(long, "a river")))
+        assert caught == []
+        for _ in range(2):
+            getattr(runtime, call)(*arguments)
+    [warning] = caught
+    seen = (str(runtime.info.directory), "too many tokens")
+    check_message(str(warning.message), seen=seen, expected=longest)
+    if call == "tag":  # windows read the whole text
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            again = TextRuntime(tmp_path / "out", threads=1)
+            again.tag([long], aggregation_strategy="simple", stride=4)
+
+
+# ------------------------------------------------------------------------------------------- files
+
+
+def test_files_that_changed_since_the_export_are_warnings(tmp_path, capsys):
+    export(save_embedder(tmp_path), tmp_path / "out", cases=1)
+    assert info_of(tmp_path / "out", capsys)["changed_files"] == []
+    edit(tmp_path / "out/sentence_bert_config.json", max_seq_length=7)
+    path = tmp_path / "out/tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text())))
+    facts = info_of(tmp_path / "out", capsys)
+    assert facts["changed_files"] == ["sentence_bert_config.json", "tokenizer.json"]
+    for name, problem in zip(facts["changed_files"], facts["warnings"], strict=True):
+        check_message(problem, seen=str(tmp_path / "out" / name), expected="export again")
+
+
+def test_files_that_were_added_are_warnings(tmp_path, capsys):
+    checkpoint = save_head("VanillaEncoderModel", word_pieces(), tmp_path / "plain")
+    export(checkpoint, tmp_path / "out", cases=1)
+    (tmp_path / "out/.hidden.json").write_text("{}")
+    (tmp_path / "out/NOTICE").write_text("of the user")
+    before = info_of(tmp_path / "out", capsys)["warnings"]
+    (tmp_path / "out/modules.json").write_text("[]")
+    (tmp_path / "out/2_Dense").mkdir()
+    (tmp_path / "out/2_Dense/model.safetensors").write_text("")
+    names = ("2_Dense/model.safetensors", "modules.json")
+    for name, problem in zip(
+        names, info_of(tmp_path / "out", capsys)["warnings"][: -len(before)], strict=True
+    ):
+        check_message(problem, seen=str(tmp_path / "out" / name), expected="manifest.json")
+
+
+@pytest.mark.parametrize("name", ["onnx/model.onnx", "config.json"])
+def test_info_of_a_changed_graph_or_config_is_an_error(tmp_path, name):
+    checkpoint = save_head("VanillaEncoderModel", word_pieces(), tmp_path / "plain")
+    export(checkpoint, tmp_path / "out", cases=1)
+    content = (tmp_path / "out" / name).read_bytes()
+    (tmp_path / "out" / name).write_bytes(content[:-1] + b" ")
+    with raises(ValueError, seen=(name, "SHA-256"), expected="export again"):
+        export_report(str(tmp_path / "out"), as_json=True)
+
+
+def test_info_of_image_models_and_of_models_without_tokenizer(tmp_path, capsys, exported):
+    export_for_images(tmp_path)
+    directory = tmp_path / "export"
+    facts = info_of(directory, capsys)
+    assert (facts["reads"], facts["architecture"]) == (
+        "images",
+        "VanillaVisionForImageClassification",
+    )
+    assert facts["activation"] == "softmax" and "token_types" not in facts
+    with served(None, (text_embeddings.PROTOCOL,), sources([f"it={directory}"], [])) as server:
+        for path in ("/info", "/info?model=it", "/models/it/info"):
+            answer = httpx.get(server.url + path).json()
+            told = [problem.replace(str(directory), "it") for problem in facts["warnings"]]
+            expected = {**facts, "threads": answer["threads"], "warnings": told}
+            assert answer.items() >= expected.items() and str(directory) not in str(answer)
+            assert answer["max_input_length"] is None
+            assert list(answer["model_type"]["classifier"]["id2label"].values()) == facts["labels"]
+    facts = info_of(exported("encoder").directory, capsys)
+    assert (facts["reads"], facts["pooling"]) == ("token ids", ["mean"])
 
 
 # --------------------------------------------------------------------- checkpoints that do not fit
@@ -225,3 +363,16 @@ def test_tokens_without_embedding_are_a_warning(tmp_path):
     )
     with pytest.raises(ValueError, match=f"{size}"):
         runtime.fill_mask(["a book [MASK] [new]"])
+
+
+@pytest.mark.parametrize("more, is_wrong", [(2, False), (30, True)])
+def test_tokenizer_of_another_model_is_a_warning(tmp_path, more, is_wrong):
+    size = len(word_pieces()) + more
+    checkpoint = save_head(
+        "VanillaEncoderForMaskedLM", word_pieces(), tmp_path / "model", vocab_size=size
+    )
+    problems = facts_of(opened(checkpoint, tmp_path / "out"))["warnings"]
+    assert len(problems) == is_wrong
+    if is_wrong:
+        seen = f"{size - more} tokens"
+        check_message(problems[0], seen=seen, expected=f"vocab_size={size}")

@@ -31,7 +31,9 @@ def test_training_learns_to_translate(corpus, tmp_path):
     output, no_dropout = tmp_path / "model", {"dropout": 0.0, "embedding_dropout": 0.0}
     settings = dict(num_train_epochs=24, average_last=2, eval_strategy="steps", eval_steps=70)
     fast = dict(tokens_per_batch=512, learning_rate=1e-2, label_smoothing_factor=0.0)
-    metrics = train(make_recipe(corpus, no_dropout, **settings, **fast), output)
+    recipe = make_recipe(corpus, no_dropout, **settings, **fast)
+    recipe.generation |= {"num_beams": 5, "max_new_tokens": 64}
+    metrics = train(recipe, output)
     assert metrics["validation_bleu"] > 50
     assert metrics["validation_chrf"] > 50
     assert metrics["validation_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|")

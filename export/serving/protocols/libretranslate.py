@@ -8,12 +8,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from ...errors import RequestError, TooLong, nearest
-from ...text.language_pairs import Direction, language_name
-from ...text.tasks.translation import Splitting
+from ...errors import RequestError, nearest
+from ...text.languages import Direction, language_name
+from ...text.tasks.alignment import Aligning, shifted
+from ...text.tasks.alignment import Translation as AlignedText
+from ...text.tasks.translation import HTML, Splitting
 from ..models import Ability, ServedModel
-from ..translation.html_text import TextRun, replace_runs, text_runs
-from ..translation.translator import MAX_SENTENCES, call_off_loop, translate
+from ..translation.translator import call_off_loop, translate
 from .protocol import (
     Items,
     Protocol,
@@ -30,6 +31,7 @@ AUTO = "auto"
 NO_LIMIT = -1
 # milliseconds that LibreTranslate's page waits after a key press, by default
 FRONTEND_TIMEOUT = 500
+MAX_KEPT = 100  # texts that stay unchanged
 MAX_FORM_FIELDS = 1000  # Starlette's limit of a multipart form
 MAX_UNKNOWN_FIELDS = 20  # that are compared with the known ones
 MAX_LISTED_PAIRS = 10  # pairs of languages in an error
@@ -76,13 +78,28 @@ class Translation(BaseModel):
             ),
         )
     )
+    alignments: Annotated[bool, BeforeValidator(lambda value: value or False)] = Field(
+        False,
+        description="add the words that belong together; only with the format text",
+    )
     copy_letterless: bool = Field(
         True, description="copy sentences without letters, such as 12:30 or ***"
+    )
+    keep: bool | Annotated[list[str], Field(max_length=MAX_KEPT)] | None = Field(
+        None,
+        description=(
+            "texts that stay unchanged in the translation, or true for placeholders such as {name} "
+            "and %s, and addresses; needs a model with word alignments"
+        ),
     )
     api_key: str | None = Field(None, description="token of the server, if it requires one")
     model: str | None = Field(
         None, description="name of a model, if several translate these languages"
     )
+
+
+Span = tuple[int, int]  # of characters in a text
+Pairs = list[tuple[Span, Span]]
 
 
 class DetectedLanguage(BaseModel):
@@ -101,6 +118,13 @@ class Translated(BaseModel):
     )
     alternatives: list[str] | list[list[str]] | None = Field(
         None, description="other translations, if the request has alternatives"
+    )
+    alignments: Pairs | list[Pairs] | None = Field(
+        None,
+        description=(
+            "words of the text and of translatedText that belong together, if the request has "
+            "alignments: the start and the end of their characters"
+        ),
     )
 
 
@@ -129,7 +153,7 @@ async def translate_texts(request: Request) -> JSONResponse:
     """Translate a text or a list of texts of any length, sentence by sentence.
 
     Translations are in the order of the texts. A blank text is returned unchanged. With the format
-    "html", only the text between tags is translated, and there are no alternatives."""
+    "html" only text is translated, and tags inside a sentence stay around their words."""
     body = await read_body(request)
     if not body.q:
         raise RequestError(
@@ -140,11 +164,10 @@ async def translate_texts(request: Request) -> JSONResponse:
     check_counts(request, model, body)
     texts = [body.q] if isinstance(body.q, str) else body.q
     count = body.alternatives + 1
-    splitting = Splitting(copy_letterless=body.copy_letterless, language=direction.source)
-    if body.format == "html":
-        translations = await translate_html(model, direction, texts, splitting)
-    else:
-        translations = await translate_plain(model, direction, texts, count, splitting)
+    markup = HTML if body.format == HTML else None
+    splitting = Splitting(True, body.copy_letterless, direction.source, markup, body.keep)
+    aligning = Aligning(body.alignments)
+    translations = await translate_items(model, direction, texts, count, splitting, aligning)
     return JSONResponse(response_fields(body, direction, translations), headers=warnings(body))
 
 
@@ -158,13 +181,18 @@ def warnings(body: Translation) -> dict[str, str]:
 
 
 def check_counts(request: Request, model: ServedModel, body: Translation) -> None:
-    """Raise RequestError 400 if there are more texts than the setting `max_batch`. A translation
-    and its alternatives must also fit into the slots of a worker."""
+    """Raise RequestError 400 if there are more texts than the setting `max_batch`, and for
+    alignments of HTML. A translation and its alternatives must also fit into the slots of a
+    worker."""
     assert model.scheduler is not None  # every model that translates has one
     max_texts = server_settings(request).max_batch
     if isinstance(body.q, list) and len(body.q) > max_texts:
         raise RequestError(
             400, f"Invalid request: q has {len(body.q)} texts, expected at most {max_texts}"
+        )
+    if body.alignments and body.format == "html":
+        raise RequestError(
+            400, "Invalid request: alignments is true with the format html, expected text"
         )
     rows = model.admission.slot_size.rows
     if body.alternatives >= rows:
@@ -175,14 +203,19 @@ def check_counts(request: Request, model: ServedModel, body: Translation) -> Non
 
 
 def response_fields(
-    body: Translation, direction: Direction, translations: list[list[str]]
+    body: Translation, direction: Direction, translations: list[list[Any]]
 ) -> dict[str, Any]:
     """Return the fields of a `Translated` response, by name.
 
     If the request `body` has one text, the values are those of the text, not lists with one item.
-    `translations` has all translations of each text, best first. `direction` has the source and
-    target language. Alternatives that are empty or occur twice are omitted.
+    `translations` has all translations of each text, best first. They are texts, or have alignments
+    if the request asks for them. `direction` has the source and target language. Alternatives that
+    are empty or occur twice are omitted.
     """
+    aligned: list[Any] = []
+    if body.alignments:
+        aligned = [best.alignments for best, *_ in translations]
+        translations = [[each.text for each in group] for group in translations]
     fields: dict[str, list] = {"translatedText": [best for best, *_ in translations]}
     if body.source == AUTO:
         fields["detectedLanguage"] = [{"confidence": 0, "language": direction.source}] * len(
@@ -193,22 +226,31 @@ def response_fields(
             [other for other in dict.fromkeys(others) if other not in ("", best)]
             for best, *others in translations
         ]
+    if body.alignments:
+        fields["alignments"] = aligned
     return (
         {name: values[0] for name, values in fields.items()} if isinstance(body.q, str) else fields
     )
 
 
-async def translate_plain(
-    model: ServedModel, direction: Direction, texts: list[str], count: int, splitting: Splitting
-) -> list[list[str]]:
-    """Return `count` translations of each plain text, best first. The only result of a blank text
-    is that text.
+async def translate_items(
+    model: ServedModel,
+    direction: Direction,
+    texts: list[str],
+    count: int,
+    splitting: Splitting,
+    aligning: Aligning,
+) -> list[list[Any]]:
+    """Return `count` translations of each text, best first. The only result of a blank text is that
+    text.
 
     For `count` above 1, beam search has `count` beams, or the model's number of beams if that is
-    larger. `splitting` says how texts are split into sentences. `direction` has the source and
-    target language.
+    larger. `splitting` says how texts are split into sentences, and their markup. `direction` has
+    the source and target language. For `aligning` see `translate`.
     """
-    translations = [[text] for text in texts]
+    translations: list[list[Any]] = [
+        [AlignedText(text, [])] if aligning.return_alignments else [text] for text in texts
+    ]
     indices = [index for index, text in enumerate(texts) if text.strip()]
     options: dict[str, Any] = {}
     if count > 1:
@@ -217,41 +259,17 @@ async def translate_plain(
     if indices:
         inputs = [direction.add_word(texts[index]) for index in indices]
         translated = await translate(
-            model, inputs, direction.src_lang, direction.tgt_lang, splitting, **options
+            model, inputs, direction.src_lang, direction.tgt_lang, splitting, aligning, **options
         )
-        for index, outputs in zip(indices, translated):
+        for index, text, outputs in zip(indices, inputs, translated):
             translations[index] = outputs
+            if aligning.return_alignments:
+                added = len(text) - len(texts[index])  # a language word
+                translations[index] = [
+                    each._replace(alignments=shifted(each.alignments, -added, 0))
+                    for each in outputs
+                ]
     return translations
-
-
-async def translate_html(
-    model: ServedModel, direction: Direction, texts: list[str], splitting: Splitting
-) -> list[list[str]]:
-    """Return [translation] of each HTML text, in which the text between tags is translated.
-
-    `direction` has the source and target language. `splitting` says how texts are split into
-    sentences.
-    """
-    size = sum(map(len, texts))
-    runs = await call_off_loop(size, find_text_runs, texts)
-    translated = await translate_plain(
-        model, direction, [run.text for group in runs for run in group], 1, splitting
-    )
-    rest = iter(translated)
-    replacements = [[next(rest)[0] for _ in group] for group in runs]
-    return await call_off_loop(
-        size, lambda: [[replace_runs(*args)] for args in zip(texts, runs, replacements)]
-    )
-
-
-def find_text_runs(texts: list[str]) -> list[list[TextRun]]:
-    """Return the texts between tags of each HTML text. Raises TooLong for more than `MAX_SENTENCES`
-    in total."""
-    runs = [text_runs(text) for text in texts]
-    count = sum(map(len, runs))
-    if count > MAX_SENTENCES:
-        raise TooLong(f"the HTML has {count} texts between tags, expected at most {MAX_SENTENCES}")
-    return runs
 
 
 # ----------------------------------------------------------------------------------------- the body

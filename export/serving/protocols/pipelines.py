@@ -3,6 +3,7 @@ pipelines. A client is `InferenceClient(model=url)` of huggingface_hub, where `u
 task."""
 
 import codecs
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from ...errors import RequestError, TooLong, UsageError, did_you_mean
 from ...heads import IMAGE, MAX_CHARACTERS, PIPELINES, TEXT
 from ...shared.options import without_none
 from ...text.checks import check_flags, check_texts
+from ...text.tasks.alignment import Aligning, Translation
 from ...text.tasks.task import are_objects, pipeline_call, read_inputs
 from ...text.tasks.translation import Splitting
 from ..models import Ability, ServedModel
@@ -211,22 +213,38 @@ async def generate_answers(
     task_options, options = generation_options(task, parameters)
     if task == "translation":
         splitting = Splitting(copy_letterless=task_options.pop("copy_letterless"))
-        results = await translate(model, rows, splitting=splitting, **task_options, **options)
+        aligning = Aligning(*(task_options.pop(name) for name in Aligning._fields))
+        results = await translate(
+            model, rows, splitting=splitting, aligning=aligning, **task_options, **options
+        )
     else:
         results = await continue_texts(model, rows, task_options, options)
     if task_options.get("return_full_text"):
         results = [[row + text for text in group] for row, group in zip(rows, results, strict=True)]
     name = NAMES.get(task, "generated_text")
-    answers = [[{name: text} for text in group] for group in results]
+    answers = [[answer_fields(name, result) for result in group] for group in results]
     return JSONResponse(answers if is_list else answers[0])
+
+
+def answer_fields(name: str, result: str | Translation) -> dict[str, Any]:
+    """Return the fields of a result, whose text has this `name`."""
+    if isinstance(result, str):
+        return {name: result}
+    return {name: result.text, "alignments": result.alignments}
 
 
 # options of pipelines that generate, with their defaults, besides those of `Runtime.generate`
 GENERATION_OPTIONS: dict[str, dict[str, Any]] = {
     "text-generation": {"return_full_text": True},
-    "translation": {"src_lang": None, "tgt_lang": None, "copy_letterless": True},
+    "translation": {
+        "src_lang": None,
+        "tgt_lang": None,
+        "copy_letterless": True,
+        **Aligning()._asdict(),
+    },
     **dict.fromkeys(
-        ("summarization", "text2text-generation"), {"src_lang": None, "tgt_lang": None}
+        ("summarization", "text2text-generation"),
+        {"src_lang": None, "tgt_lang": None, "replace_unknowns": False},
     ),
 }
 
@@ -256,32 +274,35 @@ def generation_options(
             f"The following `model_kwargs` are not used by the model: {unused}, expected options "
             "of this server"
         )
-    for name in task_options.keys() & {"return_full_text", "copy_letterless"}:
-        check_flags(**{name: task_options[name]})
+    flags = {name for name, value in GENERATION_OPTIONS[task].items() if value is not None}
+    check_flags(**{name: task_options[name] for name in flags})
     check_language_names(task_options)
     check_names_and_sizes(parameters)
     return task_options, parameters
 
 
 async def continue_texts(
-    model: ServedModel, rows: list[str], languages: dict[str, Any], options: dict[str, Any]
+    model: ServedModel, rows: list[str], task_options: dict[str, Any], options: dict[str, Any]
 ) -> list[list[str]]:
     assert model.scheduler is not None  # every model that generates has one
     slot = model.admission.slot_size
     check_characters("text", map(len, rows), slot.source or slot.length)
     size = sum(map(len, rows))
+    replaces = task_options.get("replace_unknowns", False)
+    Aligning(False, replaces).check(model.info)
 
     def admit_rows() -> list[GenerationInput]:
         ids, checked = model.runtime.checked_rows(
-            rows, languages.get("src_lang"), languages.get("tgt_lang"), options
+            rows, task_options.get("src_lang"), task_options.get("tgt_lang"), options
         )
-        return model.admission.admit_all(ids, checked)
+        admitted = model.admission.admit_all(ids, checked)
+        return [dataclasses.replace(row, is_aligned=replaces) for row in admitted]
 
     inputs = await call_off_loop(size, admit_rows)
-    results = await model.scheduler.generate(inputs)
-    decoded = iter(
-        await call_off_loop(
-            size, model.runtime.decode, [result.tokens for answers in results for result in answers]
-        )
+    answers = await model.scheduler.generate(inputs)
+    results = [result for group in answers for result in group]
+    ids = [row.source or [] for row in inputs]
+    texts = iter(
+        await call_off_loop(size, model.runtime.result_texts, rows, ids, results, replaces)
     )
-    return [[next(decoded) for _ in answers] for answers in results]
+    return [[next(texts) for _ in group] for group in answers]

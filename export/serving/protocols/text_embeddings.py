@@ -2,6 +2,7 @@
 (https://github.com/huggingface/text-embeddings-inference): embeddings, classification and
 reranking."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,15 +13,15 @@ from tokenizers import Encoding
 
 from ... import __version__
 from ...engine.encoder import MAX_CALLS, max_row_length
-from ...errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError, tokenizer_errors
-from ...heads import CLASSIFY, MAX_CHARACTERS
-from ...text.checks import Pair
+from ...errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError
+from ...heads import CLASSIFY, CLASSIFY_IMAGES, MAX_CHARACTERS
+from ...text.checks import Pair, tokenizer_errors
 from ...text.model_facts import model_facts
 from ...text.scores import identity, probability_function
 from ...text.sentence_modules import normalize, read_poolings
 from ...text.tasks import embedding, reranking
 from ...text.tasks.classification import label_rows, sentence_config
-from ...text.tasks.rows import Cut, Row, decode_batch, encode_texts
+from ...text.tasks.rows import Cut, Row, encode_texts
 from ...text.tasks.sparse_embedding import sparse_vectors
 from ...text_runtime import TextRuntime
 from ..encoder_runtime import max_batch_tokens
@@ -246,7 +247,7 @@ async def decode_ids(request: Request, body: DecodeRequest) -> Response:
             f"ids is {short_repr(body.ids)}, expected token ids or a list of lists of token ids"
         )
     skips = body.skip_special_tokens
-    return JSONResponse(await model.read(len(rows), decode_batch, model.runtime, rows, skips))
+    return JSONResponse(await model.read(len(rows), model.runtime.decode, rows, skips))
 
 
 @router.get("/info")
@@ -255,19 +256,25 @@ async def info(request: Request, model: str | None = None) -> Response:
 
     More fields are the choices that the model makes, such as its pooling, prompts and target, and
     `warnings` of those that are probably wrong. The vocabulary is checked while the model is
-    loaded.
+    loaded. Any model may be named; otherwise it is the only one that embeds or labels texts, or
+    the only one of a server without such a model.
     """
-    served = find_model(request, READS, model)
+    is_named = model is not None or name_in_path(request) is not None
+    accepts_all = is_named or not any(map(READS.fits, served_models(request)))
+    ability = READS._replace(fits=lambda model: True) if accepts_all else READS
+    served = find_model(request, ability, model)
     settings, dtype = server_settings(request), served.info.dtype
-    max_source, arrangement = settings.max_source, served.plan.arrangement
-    facts = {
+    arrangement, limit = served.plan.arrangement, None
+    if served.reads_texts:
+        limit = cut_length(served, max_row_length(served.info.config, settings.max_source))
+    facts: dict[str, Any] = {
         "model_id": served.name,
         "model_sha": None,
         "model_dtype": DTYPES.get(dtype, dtype),
         "served_model_name": served.name,
         "model_type": model_type(served),
         "max_concurrent_requests": settings.requests,
-        "max_input_length": cut_length(served, max_row_length(served.info.config, max_source)),
+        "max_input_length": limit,
         "max_batch_tokens": max_batch_tokens(served.info, arrangement),
         "max_batch_requests": None,
         "max_client_batch_size": settings.max_batch,
@@ -277,8 +284,12 @@ async def info(request: Request, model: str | None = None) -> Response:
         "sha": None,
         "docker_label": None,
     }
-    tokenizer = None if served.runtime is None else served.runtime.tokenizer
-    return JSONResponse(model_facts(served.info, arrangement.threads, tokenizer) | facts)
+    tokenizer = getattr(served.runtime, "tokenizer", None)  # only of a loaded model of texts
+    choices = await asyncio.to_thread(model_facts, served.info, arrangement.threads, tokenizer)
+    # a path of the server is none of the client's business
+    directory, problems = str(served.info.directory), choices["warnings"]
+    facts["warnings"] = [problem.replace(directory, served.name) for problem in problems]
+    return JSONResponse(choices | facts)
 
 
 # (ability, endpoint, request class) of POST /; the first ability that the model has counts
@@ -330,6 +341,8 @@ def model_type(model: ServedModel) -> dict[str, Any]:
         return {"embedding": {"pooling": "+".join(read_poolings(modules[0]))}}
     if model.embeds_sparse:
         return {"embedding": {"pooling": "splade"}}
+    if not (CLASSIFIES.fits(model) or model.has_task(CLASSIFY_IMAGES)):
+        return {}
     config = model.info.config
     names = {"id2label": config["id2label"], "label2id": config.get("label2id") or {}}
     return {"reranker" if RERANKS.fits(model) else "classifier": names}

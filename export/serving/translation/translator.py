@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ...engine.inputs import Generated, GenerationInput
-from ...engine.limits import Admission
+from ...engine.inputs import Admission, GenerationInput
 from ...errors import TooLong
 from ...inference.options import Options
-from ...text.tasks.translation import Plan, Splitting, make_plan, tokenize
+from ...text.tasks.alignment import Aligning
+from ...text.tasks.translation import Plan, Splitting, join_results, make_plan, tokenize
 from ..models import ServedModel
 
 MAX_INLINE_CHARACTERS = 1000  # about 1 ms of tokenization; longer work leaves the event loop
@@ -24,29 +24,43 @@ async def translate(
     src_lang: str | None = None,
     tgt_lang: str | None = None,
     splitting: Splitting = Splitting(),  # noqa: B008, it cannot change
+    aligning: Aligning = Aligning(),  # noqa: B008
     **options: Any,
-) -> list[list[str]]:
+) -> list[list[Any]]:
     """Return `num_return_sequences` translations of each text, those of beam search best first.
 
     The first joins the first result of each sentence, as `TextRuntime.translate` does; the second
     joins the second results, and so on. `src_lang` and `tgt_lang` are the languages of a
-    multilingual model. `splitting` says how texts are split into sentences. `options` are those of
-    `Runtime.generate`.
+    multilingual model. `splitting` says how texts are split into sentences, and `aligning` what is
+    aligned: a translation may be a `Translation`. `options` are those of `Runtime.generate`.
 
     Raises:
         UsageError: if an option or a language is invalid.
-        ValueError: if the export does not translate, or a text is blank.
+        ValueError: if the export does not translate or cannot align words, or a text is blank.
         TooLong: if there are more than `MAX_SENTENCES`, or a sentence is too long for a slot.
         RequestError: if the scheduler rejects the request.
     """
     assert model.scheduler is not None  # every model that translates has one
+    aligning.check(model.info)
+    splitting = splitting.for_aligning(aligning)
     size = sum(map(len, texts))
     plan, inputs = await call_off_loop(
         size, plan_inputs, model, texts, splitting, src_lang, tgt_lang, options
     )
+    inputs = [
+        dataclasses.replace(row, is_aligned=aligning.is_needed or is_divided)
+        for row, is_divided in zip(inputs, plan.are_divided, strict=True)
+    ]
     answers = await model.scheduler.generate(inputs) if inputs else []
     num_results = options.get("num_return_sequences") or 1
-    return await call_off_loop(size, join_translations, model, plan, answers, num_results)
+    rows = [row.source or [] for row in inputs]
+
+    def join() -> list[list[Any]]:
+        columns = zip(*answers, strict=True) if answers else [()] * num_results
+        joined = [join_results(model.runtime, plan, rows, column, aligning) for column in columns]
+        return [list(group) for group in zip(*joined, strict=True)]
+
+    return await call_off_loop(size, join)
 
 
 async def call_off_loop(num_characters: int, function: Callable, *args: Any) -> Any:
@@ -117,18 +131,3 @@ def check_characters(name: str, sizes: Iterable[int], max_tokens: int) -> None:
     longest, limit = max(sizes, default=0), max_tokens * MAX_TOKEN_LENGTH
     if longest > limit:
         raise TooLong(f"a {name} has {longest} characters, expected at most {limit}")
-
-
-def join_translations(
-    model: ServedModel, plan: Plan, answers: Sequence[Sequence[Generated]], num_results: int
-) -> list[list[str]]:
-    """Return `num_results` translations of each text. The first joins the first result of each
-    sentence, and so on.
-
-    `answers` has `num_results` results for each sentence of `plan` to translate.
-    """
-    decoded = model.runtime.decode([answer.tokens for group in answers for answer in group])
-    return [
-        list(group)
-        for group in zip(*(plan.join(decoded[index::num_results]) for index in range(num_results)))
-    ]

@@ -29,7 +29,6 @@ from ...graphs.onnxruntime_attention import (
     target_attention,
     tiled_attention,
 )
-from ...graphs.positions import causal_biases, offsets, source_bias, token_positions
 from ...graphs.precisions import BLOCK_INT4, FLOAT, ROW_INT8
 from ...graphs.sequences import sequence_outputs, source_encoder, state_at
 
@@ -93,11 +92,7 @@ def alignment(g: GraphContext, inputs: Values) -> list[Value]:
 
     Weights are shared with the other graphs.
     """
-    ids, states = inputs["decoder_input_ids"], Caches(inputs, is_source=True).past
-    positions = token_positions(g, ids, None)
-    self_attn = target_attention(g, positions, causal_biases(g, offsets(g, ids), None))
-    bias = source_bias(g, inputs["encoder_attention_mask"])
-    return cross_attentions(g, inputs, positions, self_attn, states, bias)
+    return cross_attentions(g, inputs, Caches(inputs, is_source=True).past, target_attention)
 
 
 def next_logits(g: GraphContext, states: Value) -> Value:

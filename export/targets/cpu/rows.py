@@ -1,33 +1,65 @@
 """The rows of the cpu target that start together. Graphs write in place to caches of a fixed
 size."""
 
+import math
+import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ...inference.config import RELATIVE_POSITIONS, cache_window
-from ...inference.inputs import move_padding
-from ...inference.options import Options
 from ...inference.rows import (
     INITIAL_CAPACITY,
     GenerationRequest,
-    LoadedExport,
     Rows,
     SlotSize,
     check_memory,
     cross_states,
 )
-from ...inference.session import Session
+from ...inference.session import LoadedExport, Session
 from ...specs.caches import cache_tensors
 from ...specs.graph_spec import GraphSpec, concrete_shape
-from .buffers import BoundGraph, FreeMemory, by_name, ortvalue, ortvalues
-from .slots import SlotRows
+from .slots import BoundGraph, SlotRows, by_name, ortvalue, ortvalues
 
 # initial capacity in tokens of caches of a seq2seq decoder, whose outputs are often short
 SEQ2SEQ_CAPACITY = 32
 # onnxruntime's matmul of one query sums the values of four keys at a time. A remainder of up to
 # three keys is summed in another order.
 KEY_GROUP = 4
+# maximum bytes that a thread keeps for its next rows
+MAX_KEPT_BYTES = 1 << 28
+
+
+class FreeMemory(threading.local):
+    """Memory of closed rows, which the next rows of the same thread use again.
+
+    The system fills each page of new memory with zeros at the first write. For batches that follow
+    each other, that takes a tenth of the time of beam search.
+    """
+
+    def __init__(self) -> None:
+        self.free: list[np.ndarray] = []  # of bytes
+
+    def take(self, shape: list[int], dtype: str) -> np.ndarray:
+        """Return an array of any finite values, from the smallest free memory that holds it, or
+        else from new memory."""
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        fitting = [place for place, memory in enumerate(self.free) if len(memory) >= size]
+        if fitting:
+            memory = self.free.pop(min(fitting, key=lambda place: len(self.free[place])))
+        else:
+            memory = np.zeros(size, np.uint8)
+        return memory[:size].view(dtype).reshape(shape)
+
+    def give_back(self, arrays: Iterable[np.ndarray]) -> None:
+        """Keep the memory of `arrays` from `take`, or of parts of them, up to `MAX_KEPT_BYTES`."""
+        kept = sum(map(len, self.free))
+        for array in arrays:
+            assert array.base is not None
+            kept += len(array.base)
+            if kept <= MAX_KEPT_BYTES:
+                self.free.append(array.base)
 
 
 @dataclass(frozen=True)
@@ -37,6 +69,7 @@ class CpuRowsFactory:
     export: LoadedExport
     memory: FreeMemory = field(default_factory=FreeMemory)
     supports_empty_prompts = False
+    start_search = None  # the graphs have no search of their own
 
     def open(self, request: GenerationRequest) -> Rows:
         """Encode the source of `request`, if it has one, and return rows for its prompts.
@@ -62,7 +95,7 @@ class CpuRowsFactory:
         )
         session = self.export.sessions["decoder"]
         if request.source is None:
-            return CpuRows(session, spec, len(request.input_ids), capacity, window)
+            return SlotRows(self.export, "decoder", SlotSize(rows, 0, capacity), window)
         ids, mask = request.source
         arrays = {
             name: np.ascontiguousarray(pad_keys(states, 2))
@@ -72,16 +105,9 @@ class CpuRowsFactory:
         capacity = min(capacity, SEQ2SEQ_CAPACITY)
         return CpuBeamRows(session, spec, arrays, len(ids), capacity, self.memory)
 
-    def open_slots(self, role: str, size: SlotSize, max_tokens: int) -> SlotRows:
+    def open_slots(self, role: str, size: SlotSize) -> SlotRows:
         """Return rows over the step graph of `role` that may join while others run."""
-        return SlotRows(self.export, role, size, max_tokens)
-
-    def search_key(self, options: Options) -> None:
-        """Return `None`: the graphs have no search of their own, so searches run in numpy."""
-
-    def start_search(self, request: GenerationRequest) -> None:
-        """Return `None`: the graphs have no search of their own, so the caller searches in
-        numpy."""
+        return SlotRows(self.export, role, size)
 
 
 def pad_keys(array: np.ndarray, axis: int) -> np.ndarray:
@@ -104,166 +130,6 @@ def bounding_window(config: dict) -> int | None:
     return None if is_relative else cache_window(config)
 
 
-class CpuRows:
-    """The `Rows` of one request of a decoder-only model, which may differ in length.
-
-    Args:
-        session: the session of the decoder graph.
-        spec: the inputs and outputs of that graph.
-        rows: the number of prompts.
-        capacity: the number of tokens per row for which the caches have room at first.
-        window: the number of last tokens to keep, `None` for all. Older ones are dropped when
-            caches of `window` + `INITIAL_CAPACITY` tokens are full.
-    """
-
-    all_logits = False
-    max_step_tokens = 1
-    shrinks = True
-
-    def __init__(
-        self,
-        session: Session,
-        spec: GraphSpec,
-        rows: int,
-        capacity: int,
-        window: int | None = None,
-    ):
-        self.session = session
-        self.spec = spec
-        self.tensors = cache_tensors(spec)
-        self.capacity = capacity
-        self.window = window
-        self.set_lengths(*np.zeros((2, rows), np.int64))
-        self.bind(rows)
-
-    def set_lengths(self, lengths: np.ndarray, dropped: np.ndarray) -> None:
-        """Note the number of tokens of each row in the caches, and of those dropped before
-        them."""
-        self.lengths, self.dropped = lengths, dropped
-        self.longest = int(lengths.max())
-
-    def bind(self, rows: int) -> None:
-        """Bind a step of so many `rows` to new caches of `capacity`."""
-        sizes = {"rows": rows, "max_length": self.capacity}
-        shape = concrete_shape(self.tensors[0], sizes)
-        self.caches = np.zeros((len(self.tensors), *shape), np.float32)
-        self.values = ortvalues(by_name(self.tensors, self.caches))
-        self.bound = self.bound_graph(1)
-
-    def bound_graph(self, length: int) -> BoundGraph:
-        """Return the graph, bound to the caches and to `length` tokens of each row."""
-        sizes = {"rows": self.caches.shape[1], "target_length": length}
-        return BoundGraph(self.session, self.spec, self.values, {}, sizes)
-
-    def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
-        """Feed the prompts (rows, P) and return the logits (rows, 1, V) after the last token of
-        each.
-
-        Padding, where `attention_mask` is 0, may stand on either side.
-        """
-        ids, mask = move_padding(input_ids, attention_mask, "right", 0)
-        length, lengths = ids.shape[1], mask.sum(axis=1)
-        if length > self.capacity:
-            return self.prefill_parts(ids, lengths)
-        self.set_lengths(lengths, self.dropped)
-        prompt = self.bound_graph(length)
-        prompt.run(
-            input_ids=ids,
-            position_ids=np.arange(length),
-            last_position=lengths - 1,
-            total_length=length,
-        )
-        return prompt.arrays["logits"][:, None]
-
-    def prefill_parts(self, ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Feed prompts that are longer than the caches, in parts, and return the logits (rows, 1,
-        V).
-
-        Rows are read one by one, because several tokens can only continue a single row.
-
-        Args:
-            ids: the prompts (rows, P), with padding on the right.
-            lengths: the number of tokens of each row (rows,).
-        """
-        logits, alone = [], []
-        for row, length in enumerate(lengths):
-            decoder = CpuRows(self.session, self.spec, 1, self.capacity, self.window)
-            for start in range(0, length, INITIAL_CAPACITY):
-                last = decoder.step(
-                    ids[row : row + 1, start : min(start + INITIAL_CAPACITY, length)]
-                )
-            logits.append(last.copy())  # a copy, because the decoder reuses the array
-            alone.append((decoder.lengths[0], decoder.dropped[0]))
-            self.caches[:, row] = decoder.caches[:, 0]
-        self.set_lengths(*np.array(alone).T)
-        return np.concatenate(logits)
-
-    def step(self, tokens: np.ndarray) -> np.ndarray:
-        """Feed `tokens` (rows, T) and return the logits (rows, 1, V) after the last of each row.
-
-        T must be 1 if there are several rows. With a T of 1, the next call overwrites the logits.
-        """
-        count = tokens.shape[1]
-        while self.longest + count > self.capacity:
-            self.grow_caches()
-        bound = self.bound if count == 1 else self.bound_graph(count)
-        self.longest += count
-        bound.run(
-            input_ids=tokens,
-            position_ids=(self.lengths + self.dropped)[:, None] + np.arange(count),
-            last_position=self.lengths + (count - 1),
-            total_length=self.longest,
-        )
-        self.lengths = self.lengths + count
-        return bound.arrays["logits"][:, None]
-
-    def crop(self, count: int) -> None:
-        """Remove the last `count` tokens of each row. The caches behind its length are never
-        read."""
-        self.set_lengths(self.lengths - count, self.dropped)
-
-    def grow_caches(self) -> None:
-        """Double the caches or, at their maximum size, drop the tokens that left the sliding
-        window."""
-        if self.window is None or self.capacity < self.window + INITIAL_CAPACITY:
-            doubled = 2 * self.capacity
-            self.capacity = (
-                doubled if self.window is None else min(doubled, self.window + INITIAL_CAPACITY)
-            )
-            self.move(np.arange(len(self.lengths)))
-            return
-        seen = self.window - 1
-        firsts = np.maximum(self.lengths - seen, 0)
-        for row, first in enumerate(firsts):
-            self.caches[:, row, :, :seen] = self.caches[:, row, :, first : first + seen]
-        self.set_lengths(self.lengths - firsts, self.dropped + firsts)
-
-    def select(self, parents: np.ndarray) -> None:
-        """Let each row continue the row that `parents` (rows,) names.
-
-        If the number of rows stays, only changed rows and used slots are copied.
-        """
-        if len(parents) != len(self.lengths):
-            self.move(parents)
-            return
-        moved = np.flatnonzero(parents != np.arange(len(parents)))
-        origins, used = parents[moved], self.longest
-        for cache in self.caches:
-            cache[moved, :, :used] = cache[origins, :, :used]
-        self.set_lengths(self.lengths[parents], self.dropped[parents])
-
-    def move(self, parents: np.ndarray) -> None:
-        """Copy the rows `parents` to new caches of `capacity`."""
-        old = self.caches
-        self.set_lengths(self.lengths[parents], self.dropped[parents])
-        self.bind(len(parents))
-        for cache, old_cache in zip(self.caches, old):
-            cache[:, :, : self.longest] = old_cache[parents, :, : self.longest]
-
-    def close(self) -> None:
-        """Do nothing: there are no shared buffers to release."""
-
-
 class CpuBeamRows:
     """The `Rows` of one request of a seq2seq model, which all have the same length.
 
@@ -280,7 +146,7 @@ class CpuBeamRows:
     """
 
     all_logits = False
-    max_step_tokens = 1
+    places = None
     shrinks = True
 
     def __init__(
@@ -396,6 +262,10 @@ class CpuBeamRows:
         rows = self.rows * beams
         self.bind(beams, [cache[:rows] for cache in self.caches], self.logits[:rows])
         self.writers[:] = writers
+
+    def source_inputs(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the keys and values and the mask of the sources of `rows` (N,)."""
+        return {name: array[self.inputs[rows]] for name, array in self.source.items()}
 
     def close(self) -> None:
         """Leave the memory of the caches and logits to the next rows of this thread."""

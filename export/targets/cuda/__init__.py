@@ -4,6 +4,7 @@ decode step is one CUDA graph, and so is a step of beam search."""
 from typing import TYPE_CHECKING
 
 from ...inference.session import ATTENTION_KERNELS
+from ...specs.alignment import ROLE as ALIGNMENT
 from ..target import Target
 from .specs import CACHE_DTYPES, graph_specs
 
@@ -60,11 +61,11 @@ def parity_device(activations: str) -> str:
 def provider_options(role: str) -> dict[str, str]:
     """Return onnxruntime options of the CUDA provider for the graph `role`.
 
-    All but the encoder run as captured CUDA graphs, without cuDNN's attention. cuDNN is
-    onnxruntime's default from compute capability 9.0 on. It plans anew for each prompt length,
-    and fails where it has no plan.
+    Those that read whole sequences are not captured. The others run as CUDA graphs, without cuDNN's
+    attention. cuDNN is onnxruntime's default from compute capability 9.0 on. It plans anew for each
+    prompt length, and fails where it has no plan.
     """
-    if role == "encoder":
+    if role in ("encoder", ALIGNMENT):
         return {"enable_cuda_graph": "0"}
     return {"enable_cuda_graph": "1", "sdpa_kernel": str(sum(ATTENTION_KERNELS.values()))}
 

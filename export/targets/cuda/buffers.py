@@ -12,8 +12,8 @@ import numpy as np
 import onnxruntime
 
 from ...inference.options import EXCLUDED_SCORE, Options
-from ...inference.rows import LoadedExport, next_input_name
-from ...inference.session import Session
+from ...inference.rows import next_input_name
+from ...inference.session import LoadedExport, Session
 from ...specs.graph_spec import GraphSpec, TensorSpec, concrete_shape
 
 BFLOAT16 = 16  # ONNX's number of the type

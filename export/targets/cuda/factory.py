@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from ...errors import SessionError, UsageError
 from ...inference.device_thread import in_device_thread
 from ...inference.inputs import position_limit
-from ...inference.logits import LogitsProcessors
-from ...inference.options import Options
-from ...inference.rows import GenerationRequest, LoadedExport, check_memory
+from ...inference.rows import GenerationRequest, check_memory
+from ...inference.session import LoadedExport
 from .buffers import CAPTURE_RUNS, Buffers, Pool, Sizes, beam_sizes, num_bytes
 from .rows import CudaRows, power_of_two
-from .search import BeamSearch, GreedySearch
+from .search import CudaSearch
 
 MIN_SLOTS = 64
 MIN_SOURCE = 32
@@ -55,20 +54,8 @@ class CudaRowsFactory:
             decoder.buffers.step_graph(request.options.rows_per_input)
         return decoder
 
-    def search_key(self, options: Options) -> Options | str | None:
-        """Return `"greedy"` for greedy search and `options` for beam search.
-
-        The result is `None` for sampling. It is also `None` for more candidates than the vocabulary
-        has, because the graph selects that many per beam.
-        """
-        if options.do_sample:
-            return None
-        if options.num_beams == 1:
-            return "greedy"
-        return options if options.candidates <= self.export.config["vocab_size"] else None
-
     @in_device_thread
-    def start_search(self, request: GenerationRequest) -> GreedySearch | BeamSearch | None:
+    def start_search(self, request: GenerationRequest) -> CudaSearch | None:
         """Read the prompts and return the search, or `None` if it must run in numpy.
 
         The caller closes the search.
@@ -77,23 +64,20 @@ class CudaRowsFactory:
             UsageError: if the request needs more memory than the machine has.
             SessionError: if onnxruntime fails, or the GPU has no memory.
         """
-        if not self.can_search(request):
+        if request.options.num_beams > 1 and not self.has_beam_graph(request):
             return None
         with closed_on_error(self.open(request)) as decoder:
-            return (BeamSearch if request.options.num_beams > 1 else GreedySearch)(decoder, request)
+            return CudaSearch(decoder, request)
 
-    def can_search(self, request: GenerationRequest) -> bool:
-        """Return True if graphs can run the search of `request`.
+    def has_beam_graph(self, request: GenerationRequest) -> bool:
+        """Return True if a graph can run the beam search of `request`.
 
-        They have no logits processors and no scores of greedy search, and beam search needs a
-        session for its sizes.
+        It selects the candidates of an input for each beam, and needs a session for its sizes.
         """
-        options = request.options
-        if self.search_key(options) is None or LogitsProcessors(options, request.prompt):
+        config, options = self.export.config, request.options
+        if options.candidates > config["vocab_size"]:
             return False
-        if options.num_beams == 1:
-            return not request.is_scored
-        return self.pool.can_search(beam_sizes(buffer_sizes(request, self.export.config), options))
+        return self.pool.can_search(beam_sizes(buffer_sizes(request, config), options))
 
 
 @contextlib.contextmanager

@@ -5,11 +5,15 @@ Shapes never change from one step to the next, so that a step can be replayed as
 
 from onnx_ir import Value
 
+from ...graphs.alignment import cross_attentions
 from ...graphs.attention import (
     by_layer_type,
+    causal_attention,
     fused_source_attention,
     slot_attention,
     source_states,
+    split_keys,
+    split_values,
 )
 from ...graphs.context import (
     Caches,
@@ -184,6 +188,14 @@ def decoder(g: GraphContext, inputs: Values) -> list[Value]:
     return [*step_outputs(g, inputs, states), *flat(caches.present)]
 
 
+def alignment(g: GraphContext, inputs: Values) -> list[Value]:
+    """Write the alignment graph and return its output (B, heads, T, S) in a list. Its attention has
+    standard operators, because it returns the weights."""
+    source = Caches(inputs, is_source=True).past
+    states = [(split_keys(g, key), split_values(g, value)) for key, value in source]
+    return cross_attentions(g, inputs, states, causal_attention)
+
+
 def slot_bias(g: GraphContext, visible: Value, window: int | None) -> Value:
     """Return the bias (B, 1 or H, T, slots) that is added to attention scores.
 
@@ -241,6 +253,7 @@ WRITE: dict[str, WriteGraph] = {
     "seq2seq encoder": encoder,
     "seq2seq decoder": decoder,
     "seq2seq beams": beam_search,
+    "seq2seq alignment": alignment,
 }
 FLOATS = ("fp32", "fp16", "bf16")
 PRECISIONS: dict[str, Precision] = {

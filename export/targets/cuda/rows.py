@@ -7,7 +7,8 @@ import numpy as np
 
 from ...errors import UsageError
 from ...inference.device_thread import in_device_thread
-from ...inference.rows import LoadedExport, next_input_name
+from ...inference.rows import next_input_name
+from ...inference.session import LoadedExport
 from .buffers import Buffers, DeviceGraph
 
 
@@ -29,7 +30,7 @@ class CudaRows:
     """
 
     all_logits = False
-    max_step_tokens = 1
+    places = None
     shrinks = False  # captured graphs have a fixed number of rows
 
     def __init__(self, buffers: Buffers, export: LoadedExport):
@@ -132,6 +133,15 @@ class CudaRows:
         beams = len(parents) // self.count
         indices = (parents % self.visible.shape[1]).reshape(-1, beams, 1)
         self.visible = np.take_along_axis(self.visible, pad_batch(indices, self.rows), axis=1)
+
+    @in_device_thread
+    def source_inputs(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Return copies of the keys and values and of the mask of the sources of `rows` (N,)."""
+        inputs = rows // self.visible.shape[1]
+        states = self.buffers.states
+        names = [next_input_name(tensor.name) for tensor in self.export.specs["encoder"].outputs]
+        arrays = {name: states[name].numpy() for name in names} | self.source
+        return {name: array[inputs] for name, array in arrays.items()}
 
     def step_runner(self, beams: int) -> Callable[..., None]:
         """Return the function `run(waits=True)`, which runs a step whose inputs are on the device.

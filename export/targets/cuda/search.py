@@ -1,4 +1,4 @@
-"""Searches on the device: greedy search and beam search.
+"""Greedy search and beam search on the device.
 
 Nothing is copied between two steps. The host reads tokens, or whether inputs have ended, only after
 several steps. Greedy search is one session, so its steps are queued on the device. The two sessions
@@ -12,34 +12,48 @@ from ...inference.rows import SEARCH_STEPS, GenerationRequest
 from .rows import CudaRows
 
 
-class GreedySearch:
-    """The `DeviceSearch` of greedy search, which begins with the prompts of `request`."""
+class CudaSearch:
+    """The `DeviceSearch` that begins with the prompts of `request`: beam search if it has beams,
+    else greedy search."""
 
     def __init__(self, decoder: CudaRows, request: GenerationRequest):
         self.decoder = decoder
-        self.options = request.options
+        self.options = options = request.options
         self.close = decoder.close
         count, self.prompt = request.input_ids.shape
         self.ended = np.zeros(count, bool)
         self.num_tokens = 0
-        decoder.read(request.input_ids, request.attention_mask)  # which selects the first token
-        self.run = decoder.step_runner(1)
+        # captured while the caches are empty
+        self.graph = decoder.buffers.beam_graph(options) if options.num_beams > 1 else None
+        # selects the first token of greedy search
+        decoder.read(request.input_ids, request.attention_mask, options.num_beams)
+        self.run = decoder.step_runner(options.num_beams)
+        if self.graph is not None:
+            self.graph.begin(options)
 
     @in_device_thread
-    def advance(self, steps: int = SEARCH_STEPS) -> np.ndarray:
-        """Run `steps` steps, or fewer at `max_new_tokens`, and return their tokens (B, T).
+    def advance(self, steps: int = SEARCH_STEPS) -> np.ndarray | None:
+        """Run `steps` steps, or fewer at `max_new_tokens`. `ended` says which inputs have ended.
 
-        Tokens of a row after its end token have no meaning. After the call `ended` is also True for
-        rows that ended in it. All rows end at `max_new_tokens`.
+        Return the tokens (B, T) of greedy search, which have no meaning after the end token of a
+        row. Return `None` for beam search, see `result`.
         """
         start, limit = self.num_tokens, self.options.max_new_tokens
         self.num_tokens = min(start + steps, limit)
-        for number in range(max(start, 1), self.num_tokens):
-            self.run(waits=number == self.num_tokens - 1)
-        tokens = self.tokens(start)
-        self.ended |= np.isin(tokens, self.options.eos_token_ids).any(axis=1)
-        self.ended |= self.num_tokens == limit
-        return tokens
+        if self.graph is None:
+            for number in range(max(start, 1), self.num_tokens):
+                self.run(waits=number == self.num_tokens - 1)
+            tokens = self.tokens(start)
+            self.ended |= np.isin(tokens, self.options.eos_token_ids).any(axis=1)
+            self.ended |= self.num_tokens == limit
+            return tokens
+        for number in range(start, self.num_tokens):
+            if number:
+                self.run()
+            self.graph.run()
+        can_improve = self.graph.state["can_improve"].numpy()[: len(self.ended), 0]
+        self.ended = ~can_improve | (self.num_tokens == limit)
+        return None
 
     def tokens(self, start: int) -> np.ndarray:
         """Copy the new tokens (B, T) from number `start` on from the device and return them."""
@@ -52,52 +66,13 @@ class GreedySearch:
         return tokens[: len(self.ended)].copy()
 
     @in_device_thread
-    def result(self) -> tuple[np.ndarray, None]:
-        """Return the new tokens (B, T) with the fill token after each end token, and `None`."""
-        tokens = self.tokens(0)
-        ended = np.isin(tokens, self.options.eos_token_ids).cumsum(axis=1) > 0
-        is_after_end = np.pad(ended, ((0, 0), (1, 0)))[:, :-1]
-        length = 1 + (~ended).sum(axis=1).max()
-        return np.where(is_after_end, self.options.fill_token_id, tokens)[:, :length], None
-
-
-class BeamSearch:
-    """The `DeviceSearch` of beam search, which begins with the prompts of `request`."""
-
-    def __init__(self, decoder: CudaRows, request: GenerationRequest):
-        self.decoder = decoder
-        self.options = options = request.options
-        self.close = decoder.close
-        count, self.prompt = request.input_ids.shape
-        self.ended = np.zeros(count, bool)
-        self.num_tokens = 0
-        self.graph = decoder.buffers.beam_graph(options)  # captured while the caches are empty
-        decoder.read(request.input_ids, request.attention_mask, options.num_beams)
-        self.run = decoder.step_runner(options.num_beams)
-        self.graph.begin(options)
-
-    @in_device_thread
-    def advance(self, steps: int = SEARCH_STEPS) -> None:
-        """Run `steps` steps, or fewer at `max_new_tokens`. `ended` says which inputs have ended.
-
-        Return `None`, because tokens of beams are only known at the end, see `result`.
-        """
-        start, limit = self.num_tokens, self.options.max_new_tokens
-        self.num_tokens = min(start + steps, limit)
-        for number in range(start, self.num_tokens):
-            if number:
-                self.run()
-            self.graph.run()
-        can_improve = self.graph.state["can_improve"].numpy()[: len(self.ended), 0]
-        self.ended = ~can_improve | (self.num_tokens == limit)
-
-    @in_device_thread
     def result(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the new tokens (B * N, T) of the best finished hypotheses, and their scores (B *
         N,).
 
         N is `num_return_sequences`.
         """
+        assert self.graph is not None  # it is a beam search
         inputs, count = len(self.ended), self.options.num_return_sequences
         state = {
             name: self.graph.state[f"finished_{name}"].numpy()[:inputs, :count]

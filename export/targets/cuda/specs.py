@@ -11,7 +11,9 @@ logits instead, and selects `num_beams` of `candidates`.
 
 from dataclasses import replace
 
-from ...specs.caches import NAMES, fixed_cache_specs
+from ...specs.alignment import ROLE as ALIGNMENT
+from ...specs.alignment import alignment_spec
+from ...specs.caches import NAMES, cache_tensors, fixed_cache_specs
 from ...specs.graph_spec import GraphSpec, TensorSpec
 from ...specs.sequences import sequence_specs
 
@@ -25,7 +27,7 @@ def graph_specs(config: dict, architecture: str, activations: str) -> dict[str, 
 def decoder_specs(config: dict, dtype: str) -> dict[str, GraphSpec]:
     """Return `{role: spec}` of the graphs of a model that generates.
 
-    They are `"decoder"`, `"beams"` and, for a seq2seq model, `"encoder"`.
+    They are `"decoder"`, `"beams"` and, for a seq2seq model, `"encoder"` and `"alignment"`.
 
     Args:
         config: the fields of the model's config.json.
@@ -59,6 +61,9 @@ def decoder_specs(config: dict, dtype: str) -> dict[str, GraphSpec]:
     outputs = (logits, *state("next_", "logits"))
     specs = fixed_cache_specs(config, inputs, outputs, ("batch_size", "slots"), dtype)
     merged = {role: with_merged_heads(spec) for role, spec in specs.items()}
+    source = cache_tensors(merged["decoder"], is_source=True)
+    if source and dtype != "bfloat16":  # which numpy, where the rows of a batch are chosen, lacks
+        merged[ALIGNMENT] = alignment_spec(config, source)
     return {**merged, "beams": beam_search_spec(config["vocab_size"])}
 
 

@@ -7,8 +7,10 @@ from functools import partial
 
 from onnx_ir import Value
 
+from ...graphs.alignment import cross_attentions
 from ...graphs.attention import (
     append_keys,
+    causal_attention,
     growing_attention,
     source_attention,
     source_heads,
@@ -73,11 +75,18 @@ def seq2seq_decoder(g: GraphContext, inputs: Values) -> list[Value]:
     ]
 
 
+def alignment(g: GraphContext, inputs: Values) -> list[Value]:
+    """Write the alignment graph and return its output (B, heads, T, S) in a list."""
+    states = source_heads(g, inputs["encoder_hidden_states"])
+    return cross_attentions(g, inputs, states, causal_attention)
+
+
 WRITE: dict[str, WriteGraph] = {
     "sequence": partial(sequence_outputs, attention=encoder_attention),
     "decoder": decoder,
     "seq2seq encoder": source_encoder,
     "seq2seq decoder": seq2seq_decoder,
+    "seq2seq alignment": alignment,
 }
 PRECISIONS: dict[str, Precision] = {"fp32": TIED_FLOAT, "int8": STANDARD_INT8}
 

@@ -6,13 +6,13 @@ import numpy as np
 
 from ...inference.config import cache_window
 from ...inference.inputs import move_padding
-from ...inference.options import Options
 from ...inference.rows import (
     INITIAL_CAPACITY,
     GenerationRequest,
-    LoadedExport,
     check_memory,
+    cross_states,
 )
+from ...inference.session import LoadedExport
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class PortableRowsFactory:
 
     export: LoadedExport
     supports_empty_prompts = True
+    start_search = None  # the graphs have no search of their own
 
     def open(self, request: GenerationRequest) -> "PortableRows":
         """Encode the source of `request`, if it has one, and return rows for its prompts.
@@ -42,16 +43,8 @@ class PortableRowsFactory:
         feeds = {}
         if request.source is not None:
             ids, mask = request.source
-            feeds["encoder_hidden_states"] = self.export.encode(ids, mask)["last_hidden_state"]
-            feeds["encoder_attention_mask"] = mask
+            feeds = cross_states(self.export.encode(ids, mask)) | {"encoder_attention_mask": mask}
         return PortableRows(self.export, feeds, len(request.input_ids))
-
-    def search_key(self, options: Options) -> None:
-        """Return `None`: the graphs have no search of their own, so searches run in numpy."""
-
-    def start_search(self, request: GenerationRequest) -> None:
-        """Return `None`: the graphs have no search of their own, so the caller searches in
-        numpy."""
 
 
 class PortableRows:
@@ -64,7 +57,7 @@ class PortableRows:
     """
 
     all_logits = True
-    max_step_tokens = None
+    places = None
     shrinks = True
 
     def __init__(self, export: LoadedExport, feeds: dict[str, np.ndarray], rows: int):
@@ -164,6 +157,10 @@ class PortableRows:
         if "attention_mask" in self.feeds:
             self.dropped = self.dropped[parents]
         self.inputs = inputs
+
+    def source_inputs(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the encoder's states and the mask of the sources of `rows` (N,)."""
+        return {name: array[rows] for name, array in self.feeds.items() if "encoder" in name}
 
     def close(self) -> None:
         """Do nothing: there are no shared buffers to release."""

@@ -5,6 +5,7 @@
 | decoder | onnx/model.onnx | tokens that the cache lacks, the cache | `logits`, the longer cache |
 | seq2seq | onnx/encoder_model.onnx | tokens | `last_hidden_state` |
 | | onnx/decoder_model_merged.onnx | as the decoder, and the encoder's output | as the decoder |
+| | onnx/alignment_model.onnx | target tokens and the encoder's output | `cross_attentions` |
 
 One decoder graph serves the first step (a cache of length 0) and every later one. A cache is a key
 (B, H, past, d_k) and a value (B, H, past, d_v) per layer, `past_key_values.0.key` in and
@@ -18,6 +19,8 @@ Files are named after the precision of their weights, as on the Hub: `onnx/model
 
 from dataclasses import replace
 
+from ...specs.alignment import ROLE as ALIGNMENT
+from ...specs.alignment import alignment_spec
 from ...specs.caches import SOURCE_MASK, cache_specs
 from ...specs.graph_spec import GraphSpec, TensorSpec
 from ...specs.sequences import DECODER_FILE, FILE, sequence_specs, source_encoder_spec
@@ -48,6 +51,7 @@ def decoder_specs(config: dict) -> dict[str, GraphSpec]:
     return {
         "encoder": source_encoder_spec(config, (replace(states, name="last_hidden_state"),)),
         "decoder": decoder_spec(DECODER_FILE, (ids, SOURCE_MASK, states), config, before, after),
+        ALIGNMENT: alignment_spec(config, (states,)),
     }
 
 

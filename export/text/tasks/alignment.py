@@ -2,13 +2,34 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ...engine.inputs import start_tokens
-from ...inference.options import Options
-from ..alignments import Alignment, Span, align_words, words
+from ...engine.inputs import Generated
+from ...inference.export_info import ExportInfo
+from ..alignments import Alignment, Span, align_words, moved, with_source_words
+from ..checks import check_flags
 from ..text_model import Translator
 from ..token_spans import source_spans, target_spans
+
+WEIGHT_DIGITS = 4  # after the point, of weights in JSON
+
+
+class Aligning(NamedTuple):
+    """The uses of alignments in a call: to return them, and to replace unknown words."""
+
+    return_alignments: bool = False
+    replace_unknowns: bool = False
+
+    @property
+    def is_needed(self) -> bool:
+        return self.return_alignments or self.replace_unknowns
+
+    def check(self, info: ExportInfo) -> None:
+        """Raise UsageError if a value is not a boolean, and ValueError if an export cannot align
+        words."""
+        check_flags(**self._asdict())
+        if self.is_needed:
+            info.check_alignment()
 
 
 class Translation(NamedTuple):
@@ -26,78 +47,71 @@ class Sentence(NamedTuple):
     Args:
         text: what the tokenizer read.
         row: its token ids.
-        tokens: those that were generated, after the start token.
-        start: the start token.
+        result: what was generated after the start token, with its alignment.
         prefix: number of characters of `text` before the sentence, such as a language word.
     """
 
     text: str
-    row: list[int]
-    tokens: list[int]
-    start: int
+    row: Sequence[int]
+    result: Generated
     prefix: int = 0
 
 
-def start_token(runtime: Translator, options: Options) -> int:
-    """Return the start token of `options`. Raises ValueError if there is none."""
-    return int(start_tokens(runtime.info, 1, None, options)[0, 0])
-
-
-def align_sentences(runtime: Translator, sentences: Sequence[Sentence]) -> list[Alignment]:
+def align_sentences(
+    runtime: Translator, sentences: Sequence[Sentence], replace_unknowns: bool = False
+) -> list[Alignment]:
     """Return the alignment of each sentence with its translation. Spans in the source begin after
     its prefix.
 
-    Encoder and alignment graph run, see `Runtime.alignments`, which raises ValueError.
+    With `replace_unknowns` the words of a translation with the unknown token become the source
+    words that they are aligned with.
     """
-    if not sentences:
-        return []
-    rows = [sentence.row for sentence in sentences]
-    targets = [[sentence.start, *sentence.tokens] for sentence in sentences]
-    weights = runtime.runtime.alignments(rows, targets)
+    unknown = (
+        {runtime.tokenizer_settings.special_tokens["unk_token"]} if replace_unknowns else set()
+    )
+    hidden = runtime.special_ids - unknown
     encodings = runtime.encodings([sentence.text for sentence in sentences], special_tokens=False)
     results = []
-    for sentence, encoding, of_tokens in zip(sentences, encodings, weights, strict=True):
+    for sentence, encoding in zip(sentences, encodings, strict=True):
+        tokens, weights = sentence.result.tokens, sentence.result.alignment
+        assert weights is not None  # it was asked for
         before = sentence.prefix
         spans = [
             (max(start - before, 0), max(end - before, 0))
             for start, end in source_spans(sentence.row, encoding)
         ]
-        text, places = target_spans(sentence.tokens, runtime.detokenizer(), runtime.special_ids)
-        texts = sentence.text[before:], text
-        results.append(align_words(texts, (spans, places), of_tokens))
+        text, places = target_spans(tokens, runtime.detokenizer(hidden), hidden)
+        texts, of_tokens = (sentence.text[before:], text), (spans, places)
+        numbers = [number for number, token in enumerate(tokens) if token in unknown]
+        if numbers:
+            texts, of_tokens = with_source_words(texts, of_tokens, weights, numbers)
+        results.append(align_words(texts, of_tokens, weights))
     return results
 
 
 def aligned_texts(
     runtime: Translator,
     texts: Sequence[str],
-    rows: list[list[int]],
-    tokens: list[list[int]],
-    starts: Sequence[int],
-) -> list[Translation]:
-    """Return the translation of each of `texts`, whose token ids are `rows`, with its alignments.
+    rows: Sequence[Sequence[int]],
+    results: Sequence[Generated],
+    replace_unknowns: bool = False,
+) -> list[Alignment]:
+    """Return the translation of each of `texts`, whose token ids are `rows`, with its alignment.
 
-    `tokens` are those that were generated, N rows for each text, and `starts` the start token of
-    each text. A language word at the start of a text is not aligned.
+    `results` are N for each text. A language word at the start of a text is not aligned. For
+    `replace_unknowns` see `align_sentences`.
     """
-    copies = len(tokens) // len(texts)
-    prefixes = [runtime.languages.word_end(text) for text in texts]
-    columns = zip(texts, rows, starts, prefixes, strict=True)
+    copies = len(results) // len(texts)
     sentences = [
-        Sentence(text, row, tokens[number * copies + copy], start, prefix)
-        for number, (text, row, start, prefix) in enumerate(columns)
+        Sentence(text, row, results[number * copies + copy], runtime.languages.word_end(text))
+        for number, (text, row) in enumerate(zip(texts, rows, strict=True))
         for copy in range(copies)
     ]
-    alignments = align_sentences(runtime, sentences)
+    aligned = align_sentences(runtime, sentences, replace_unknowns)
     return [
-        Translation(text, shifted(alignment.spans, sentence.prefix, 0))
-        for text, sentence, alignment in zip(runtime.decode(tokens), sentences, alignments)
+        moved(alignment, before, 0)
+        for alignment, (*_, before) in zip(aligned, sentences, strict=True)
     ]
-
-
-def copied_words(text: str) -> list[tuple[Span, Span]]:
-    """Return the alignment of a text that was copied: each word with itself."""
-    return [(span, span) for span in words(text, ())]
 
 
 def shifted(
@@ -110,12 +124,31 @@ def shifted(
     ]
 
 
-def moses_pairs(source: str, target: str, pairs: Sequence[tuple[Span, Span]]) -> str:
-    """Return `pairs` of spans as pairs of numbers of white-space-separated words, such as
-    "0-0 1-2"."""
-    numbers = [word_numbers(text) for text in (source, target)]
+def moses_pairs(source: str, translation: Alignment | Translation) -> str:
+    """Return the alignments of a translation of `source` as pairs of numbers of
+    white-space-separated words, such as "0-0 1-2"."""
+    numbers = [word_numbers(text) for text in (source, translation.text)]
+    pairs = translation.alignments
     links = {(numbers[0][one[0]], numbers[1][other[0]]) for one, other in pairs}
     return " ".join(f"{one}-{other}" for one, other in sorted(links))
+
+
+def soft_alignment(source: str, translation: Alignment) -> dict[str, Any]:
+    """Return the words of `source` and of its `translation` with their spans, as JSON, and the
+    `weights` of each target word for all source words."""
+
+    def with_spans(text: str, spans: list[Span]) -> list[dict[str, Any]]:
+        return [{"word": text[start:end], "start": start, "end": end} for start, end in spans]
+
+    return {
+        "source": with_spans(source, translation.source),
+        "target": with_spans(translation.text, translation.target),
+        "weights": translation.weights.astype(float).round(WEIGHT_DIGITS).tolist(),
+    }
+
+
+# functions of a source and its translation that return what `generate --alignments` writes
+ALIGNMENTS = {"moses": moses_pairs, "json": soft_alignment}
 
 
 def word_numbers(text: str) -> list[int]:

@@ -103,9 +103,10 @@ def activation_name(info: ExportInfo) -> str:
 
 
 def label_problems(info: ExportInfo) -> list[str]:
-    """Return a warning if the labels of the export have no names."""
+    """Return a warning if the labels of the export have no names. A single label needs none: its
+    score ranks texts or is a number."""
     labels = list(info.config["id2label"].values())
-    if not labels or not all(UNNAMED.fullmatch(str(label)) for label in labels):
+    if len(labels) < 2 or not all(UNNAMED.fullmatch(str(label)) for label in labels):
         return []
     return [f"{info.directory} has the labels {reprlib.repr(labels)}, expected names in id2label"]
 

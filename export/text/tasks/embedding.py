@@ -18,7 +18,7 @@ from ..sentence_modules import SentenceModules, normalize, read_poolings
 from ..text_model import TextModel
 from ..tokenizer_settings import read_longest
 from .classification import sentence_config
-from .rows import Cut, Row, decode, encode_texts, plain_row, require, run_rows
+from .rows import Cut, Row, decode, encode_texts, plain_row, require, run_rows, warn_of_cut
 from .task import TaskCall
 
 # file with `max_seq_length` and `do_lower_case`
@@ -146,6 +146,8 @@ def rows_to_embed(
         next(encodings) if isinstance(item, str) else plain_row(cut.cut_ids(item))
         for item in inputs
     ]
+    if any(len(item) > cut.longest for item in inputs if not isinstance(item, str)):
+        warn_of_cut(runtime, cut)
     if not prompt:
         return rows, 0
     [encoding] = encode_texts(runtime, [lowered(prompt)], Cut(cut.longest))
@@ -326,6 +328,21 @@ def length_config(info: ExportInfo) -> dict:
     return json_object(info.directory / names[0], info.read(names[0]) or b"{}") if names else {}
 
 
+def text_problems(info: ExportInfo) -> list[str]:
+    """Return warnings about how texts are read: `length_problems` and `prompt_problems`."""
+    return length_problems(info) + prompt_problems(info)
+
+
+def prompt_problems(info: ExportInfo) -> list[str]:
+    """Return a warning if the default prompt of the export is none of its prompts."""
+    config = sentence_config(info)
+    name, prompts = config.get("default_prompt_name"), config.get("prompts") or {}
+    if name is None or name in prompts:
+        return []
+    expected = f"expected one of {list(prompts)}: texts get none"
+    return [f"{info.directory} has default_prompt_name={name!r}, {expected}"]
+
+
 def length_problems(info: ExportInfo) -> list[str]:
     """Return a warning if `max_seq_length` of the export is more than the model has positions."""
     longest = length_config(info).get("max_seq_length")
@@ -340,12 +357,13 @@ def pooling_problems(info: ExportInfo) -> list[str]:
     """Return a warning if the export configures no pooling, or one that does not fit the attention:
     the first token of a decoder reads no other."""
     if not (modules := info.manifest.get("sentence_modules")):
-        return [f"{info.directory} configures no pooling, expected modules.json: it is the mean"]
+        expected = "expected a Pooling in modules.json: it is the mean"
+        return [f"{info.directory} configures no pooling, {expected}"]
     is_decoder = info.config["model_type"] == "vanilla-decoder"
-    unfit, kind = ("cls", "decoder") if is_decoder else ("lasttoken", "encoder")
+    unfit, kind = ("cls", "a decoder") if is_decoder else ("lasttoken", "an encoder")
     if unfit not in read_poolings(modules[0]):
         return []
-    problem = f"which does not fit the attention of a {kind}"
+    problem = f"which does not fit the attention of {kind}"
     return [f"{info.directory} has the pooling {unfit!r}, {problem}"]
 
 

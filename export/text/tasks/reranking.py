@@ -25,7 +25,16 @@ from ..scores import sigmoid
 from ..text_model import TextModel
 from .classification import sentence_config
 from .embedding import length_and_case, select_prompt
-from .rows import Cut, Row, TokenRow, encode_texts, plain_row, require, run_rows
+from .rows import (
+    Cut,
+    Row,
+    TokenRow,
+    encode_texts,
+    plain_row,
+    require,
+    run_rows,
+    warn_of_cut,
+)
 from .task import TaskCall
 
 
@@ -150,7 +159,10 @@ def pair_rows(
     ]
     literal, name, *_ = list(Formatter().parse(template))[-1]
     *rows, end = runtime.encode([*texts, literal if name is None else ""], special_tokens=False)
-    return [keep_end(row.ids, end.ids, cut) for row in rows]
+    kept = [keep_end(row.ids, end.ids, cut) for row in rows]
+    if any(len(row.ids) > cut.longest for row in rows):
+        warn_of_cut(runtime, cut)
+    return kept
 
 
 def keep_end(ids: list[int], end: list[int], cut: Cut) -> TokenRow:

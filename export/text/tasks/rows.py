@@ -1,13 +1,14 @@
 """Texts to rows of tokens, and rows of similar length through the model together."""
 
 import reprlib
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from tokenizers import Encoding
 
-from ...errors import TooLong, tokenizer_errors
+from ...errors import TooLong
 from ...heads import HEADS, READS_CHOICES, Task, has_task
 from ...inference.inputs import (
     bucket_by_length,
@@ -15,21 +16,21 @@ from ...inference.inputs import (
     num_positions,
     pad_sequences,
 )
-from ..checks import Pair
+from ..checks import Pair, tokenizer_errors
 from ..text_model import TextModel
-from ..tokenization_spaces import clean_up
 
 MAX_WINDOWS = 2000  # of a text in a request
 
 
 class Cut(NamedTuple):
     """The truncation of texts to `longest` tokens. `strategy` selects the part of a pair that is
-    cut. `stride` is the number of tokens that windows of one text share. `side` is the tokenizer's
-    by default. If it `rejects`, a longer text is an error instead."""
+    cut. `side` is the tokenizer's by default. If it `rejects`, a longer text is an error instead.
+    With `stride`, nothing is lost: windows of one text follow, which share that number of tokens.
+    """
 
     longest: int
     strategy: str = "longest_first"
-    stride: int = 0
+    stride: int | None = None
     side: str | None = None
     rejects: bool = False
 
@@ -68,13 +69,14 @@ def encode_texts(
     runtime: TextModel, texts: Sequence[str | Pair], cut: Cut | None = None
 ) -> list[Encoding]:
     """Return the encoding of each text, with special tokens. With `cut`, it is the first window;
-    `overflowing` has the others. Raises TooLong if `cut` rejects a text."""
+    `overflowing` has the others. There is one warning of texts that are truncated. Raises TooLong
+    if `cut` rejects a text."""
     tokenizer = runtime.tokenizer
     with runtime.lock, tokenizer_errors(runtime.path):
         if cut is not None and not cut.rejects:
             side = cut.side or runtime.tokenizer_settings.truncation_side
             tokenizer.enable_truncation(
-                cut.longest, strategy=cut.strategy, stride=cut.stride, direction=side
+                cut.longest, strategy=cut.strategy, stride=cut.stride or 0, direction=side
             )
         try:
             rows = tokenizer.encode_batch(list(texts))
@@ -82,22 +84,27 @@ def encode_texts(
             tokenizer.no_truncation()
     if cut is not None:
         cut.fits(max((len(row.ids) for row in rows), default=0))
+        if any(len(row.ids) == cut.longest and row.overflowing for row in rows):
+            warn_of_cut(runtime, cut)
     return rows
 
 
+def warn_of_cut(runtime: TextModel, cut: Cut) -> None:
+    """Warn that `cut` has truncated a text, once for each runtime."""
+    if runtime.has_cut or cut.stride is not None:
+        return
+    runtime.has_cut = True
+    seen = f"a text for {runtime.info.directory} has too many tokens"
+    warnings.warn(
+        f"{seen}, expected at most {cut.longest}: it is cut, as longer texts after it are",
+        stacklevel=2,
+    )
+
+
 def decode(runtime: TextModel, ids: Sequence[int], skip_special_tokens: bool) -> str:
-    """Return the text of the token ids `ids`, the same as `AutoTokenizer.decode`.
-    `skip_special_tokens` leaves out tokens such as the end token."""
-    [text] = decode_batch(runtime, [list(ids)], skip_special_tokens)
+    """Return the text of the token ids `ids`, see `TextModel.decode`."""
+    [text] = runtime.decode([list(ids)], skip_special_tokens)
     return text
-
-
-def decode_batch(runtime: TextModel, rows: list[list[int]], skip_special_tokens: bool) -> list[str]:
-    """Return the text of each row of token ids, the same as `AutoTokenizer.batch_decode`.
-    `skip_special_tokens` leaves out tokens such as the end token."""
-    with tokenizer_errors(runtime.path):
-        texts = runtime.tokenizer.decode_batch(rows, skip_special_tokens=skip_special_tokens)
-    return [clean_up(text) for text in texts] if runtime.tokenizer_settings.cleans_up else texts
 
 
 def join(runtime: TextModel, tokens: Sequence[str]) -> str:

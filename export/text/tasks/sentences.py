@@ -102,3 +102,8 @@ def is_end(line: str, start: int, match: re.Match, boundaries: set[int]) -> bool
     word = before[0].lower() if before else ""
     is_short = len(word) == 1 and word.isalpha() or word.isdigit() and len(word) < 3
     return match.end() in boundaries and not is_short and word not in ABBREVIATIONS
+
+
+def has_letters(text: str) -> bool:
+    """Return True if `text` has a letter of any script."""
+    return any(map(str.isalpha, text))

@@ -121,7 +121,7 @@ def make_cut(runtime: TextModel, strategy: str, stride: int | None) -> Cut | Non
             raise UsageError(
                 f"stride is {stride} with aggregation_strategy 'none', expected another strategy"
             )
-    return None if longest is None else Cut(longest, stride=stride or 0)
+    return None if longest is None else Cut(longest, stride=stride)
 
 
 def label_tokens(

@@ -1,30 +1,37 @@
 """Translation of texts of any length, sentence by sentence."""
 
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from html import unescape
+from itertools import chain, compress
 from typing import Any, NamedTuple
 
-from ...engine.inputs import check_options, with_targets
+from ...engine.inputs import Generated, check_options, with_targets
+from ...errors import UsageError
 from ...heads import TRANSLATE
 from ...inference.logits import row_seed, row_seeds
 from ...inference.options import Options, check_seeds, check_single
-from ..alignments import Alignment
-from ..checks import check_flags, check_texts
+from ..alignments import Alignment, diagonal_alignment, moved
+from ..checks import check_choice, check_flags, check_texts
 from ..languages import Choice
+from ..markup import MarkedText, kept_line, kept_texts
+from ..markup_html import html_texts
+from ..markup_places import with_marks
+from ..placeholders import Keep, keep_pattern
 from ..text_model import Translator
 from .alignment import (
+    Aligning,
     Sentence,
     Translation,
     align_sentences,
-    copied_words,
-    shifted,
-    start_token,
 )
 from .rows import check_row, require
-from .sentences import DEFAULT_LANGUAGE, WIDE_ENDS, sentences_and_spaces
+from .sentences import DEFAULT_LANGUAGE, WIDE_ENDS, has_letters, sentences_and_spaces
 
 MAX_TOKENS = 512  # maximum number of tokens of a translated sentence
+HTML = "html"
 
 
 def translate(
@@ -37,6 +44,9 @@ def translate(
     copy_letterless: bool = True,
     seeds: Sequence[int] | None = None,
     return_alignments: bool = False,
+    markup: str | None = None,
+    keep: Keep = None,
+    replace_unknowns: bool = False,
     **options: Any,
 ) -> list[Any]:
     """Return the translation of each text, of any length. Sentences are translated separately and
@@ -59,27 +69,52 @@ def translate(
         return_alignments: return a `Translation` for each text, with its text and its alignments:
             pairs of the span of a word in the source and that of a word in the translation. A span
             is the start and the end of its characters.
+        markup: "html" for texts in HTML. Sentences continue over tags such as `<b>` and `<a>`,
+            which go around the words that their words became. Tags and what is not text stay
+            unchanged. Each text between two tags is a sentence, with a warning, if the export has
+            no alignment graph.
+        keep: what stays unchanged in the texts: a list of strings, a regular expression, or True
+            for `{name}`, `%s`, `<0>` and addresses. Emoji that the vocabulary of the model lacks
+            are kept too if the export has an alignment graph. False keeps nothing.
+        replace_unknowns: replace each word with the unknown token by the word of the source that it
+            is aligned with.
         options: options of `Runtime.generate`, except for several translations per text.
 
     Raises:
         UsageError: if an option or a language is invalid, the number of `seeds` is not the
-            number of texts, or `seed` is set too.
+            number of texts, or `seed` is set too. Also for `return_alignments` with `markup` or
+            `keep`.
         ValueError: if the export is not an encoder-decoder, a text is blank or begins with an
             unknown language word, or a sentence has more tokens than the model has positions. With
-            `return_alignments` also for an export without an alignment graph.
+            `return_alignments`, `keep` or `replace_unknowns` also for an export without an
+            alignment graph.
     """
-    check_flags(return_alignments=return_alignments)
     options = check_single(options, "translate returns")
-    if return_alignments:
-        runtime.info.check_alignment()
-    plan = make_plan(runtime, texts, Splitting(split, copy_letterless), src_lang, tgt_lang, options)
+    aligning = Aligning(return_alignments, replace_unknowns)
+    aligning.check(runtime.info)
+    splitting = Splitting(split, copy_letterless, None, markup, keep).for_aligning(aligning)
+    require(runtime, TRANSLATE)
+    plan = make_plan(runtime, texts, splitting, src_lang, tgt_lang, options)
     check_seeds(seeds, len(texts), plan.options[0].seed)
     rows = tokenize(runtime, plan)
-    tokens = translate_rows(runtime, plan, rows, seeds) if rows else []
-    sentences = runtime.decode(tokens)
-    if not return_alignments:
-        return plan.join(sentences)
-    return plan.join_aligned(sentences, align_plan(runtime, plan, rows, tokens))
+    are_aligned = [aligning.is_needed or is_divided for is_divided in plan.are_divided]
+    results = translate_rows(runtime, plan, rows, are_aligned, seeds) if rows else []
+    return join_results(runtime, plan, rows, results, aligning)
+
+
+def join_results(
+    runtime: Translator,
+    plan: "Plan",
+    rows: Sequence[Sequence[int]],
+    results: Sequence[Generated],
+    aligning: Aligning,
+) -> list[Any]:
+    """Return the translation of each text of `plan`, from the token ids `rows` of its sentences and
+    their `results`. It is a text, or a `Translation` if `aligning` says so."""
+    translated = align_plan(runtime, plan, rows, results, aligning.replace_unknowns)
+    if aligning.return_alignments:
+        return plan.join_aligned(translated)
+    return plan.join(translated)
 
 
 class Splitting(NamedTuple):
@@ -92,10 +127,21 @@ class Splitting(NamedTuple):
     split: bool = True
     copy_letterless: bool = True
     language: str | None = None
+    markup: str | None = None
+    keep: Keep = None
 
     def check(self) -> None:
-        """Raise UsageError if a value is not a boolean."""
+        """Raise UsageError for a value of another type, and for an unknown `markup`."""
         check_flags(split=self.split, copy_letterless=self.copy_letterless)
+        check_choice("markup", self.markup, (None, HTML))
+
+    def for_aligning(self, aligning: Aligning) -> "Splitting":
+        """Return these options, without marks if alignments are returned. Raises UsageError if
+        `markup` or `keep` is set then, because spans do not count marks."""
+        if not aligning.return_alignments:
+            return self
+        check_unmarked(markup=self.markup, keep=self.keep)
+        return self._replace(keep=False)
 
     def in_language(self, runtime: Translator, src_lang: str | None) -> "Splitting":
         """Return these options with the language code of `src_lang`, unless a language is set.
@@ -103,6 +149,33 @@ class Splitting(NamedTuple):
         `src_lang` is a name of the model, None for its default source language.
         """
         return self._replace(language=self.language or runtime.sentence_languages.get(src_lang))
+
+
+def check_unmarked(**options: Any) -> None:
+    """Raise UsageError if one of `options` is set with alignments, whose spans do not count
+    marks."""
+    for name, value in options.items():
+        if value is not None and value is not False:
+            raise UsageError(
+                f"{name} is {value!r:.60} with alignments, expected only one of them", name
+            )
+
+
+def generate_marked(
+    runtime: Any, texts: list[str], keep: Keep, *arguments: Any, **options: Any
+) -> list[str]:
+    """Return what `TextRuntime.generate` returns for `texts` with `keep`. The other arguments are
+    those of its call after `texts`, with alignments."""
+    kept = keep_pattern(runtime, check_texts(texts), keep)
+    marked = [kept_line(text, kept) for text in texts]
+    # a text of placeholders only is generated for nothing
+    sources = [text.text or text.raw for text in marked]
+    aligned = runtime.generate(sources, *arguments, **options)
+    copies = len(aligned) // len(texts)
+    return [
+        with_marks(text, alignment.text, [alignment]) if text.text else text.raw
+        for text, alignment in zip(chain.from_iterable([line] * copies for line in marked), aligned)
+    ]
 
 
 class Part(NamedTuple):
@@ -118,18 +191,42 @@ class Part(NamedTuple):
     start: int
     prefix: int = 0
 
+    @property
+    def length(self) -> int:
+        """Number of characters without the language word."""
+        return len(self.text) - self.prefix
+
+
+Translated = str | Alignment  # a translated sentence, aligned if marks divide it
+
+
+class Segment(NamedTuple):
+    """The parts of a text, or of a marked text in it. The places of `parts` are in `marked`."""
+
+    parts: list[Part]
+    marked: MarkedText | None = None
+
+    @property
+    def has_marks(self) -> bool:
+        return self.marked is not None and bool(self.marked.marks)
+
 
 @dataclass(frozen=True)
 class Plan:
     """The sentences of several texts.
 
-    `parts` are the parts of each text, `languages` its source language, `None` for the default, and
+    `segments` are those of each text, `languages` its source language, `None` for the default, and
     `options` its checked generation options. Texts with one target language share their options.
     """
 
-    parts: list[list[Part]]
+    segments: list[list[Segment]]
     languages: Sequence[str | None]
     options: list[Options]
+
+    @property
+    def parts(self) -> list[list[Part]]:
+        """The parts of each text."""
+        return [[part for parts, _ in segments for part in parts] for segments in self.segments]
 
     @property
     def sentences(self) -> list[str]:
@@ -142,35 +239,79 @@ class Plan:
         counts = [sum(part.is_translated for part in parts) for parts in self.parts]
         return [(text, number) for text, count in enumerate(counts) for number in range(count)]
 
-    def join(self, translated: Iterable[str]) -> list[str]:
-        """Return the translation of each text. `translated` has the translations of `sentences`, in
-        order."""
-        return [join_parts(parts) for parts in self.translated_parts(translated)]
-
-    def translated_parts(self, translated: Iterable[str]) -> list[list[tuple[str, bool]]]:
-        """Return the parts of each translation, each a text and True if it is a sentence."""
-        rest = iter(translated)
+    @property
+    def are_divided(self) -> list[bool]:
+        """True for each of `sentences` in which a mark begins or ends."""
         return [
-            [(next(rest) if part.is_translated else part.text, part.is_sentence) for part in parts]
-            for parts in self.parts
+            marked is not None and marked.divides(part.start, part.start + part.length)
+            for segments in self.segments
+            for parts, marked in segments
+            for part in parts
+            if part.is_translated
         ]
 
-    def join_aligned(
-        self, translated: Iterable[str], alignments: Iterable[Alignment]
-    ) -> list[Translation]:
-        """Return the translation of each text with its alignments. `translated` and `alignments`
-        are those of `sentences`, in order."""
-        rest = iter(alignments)
+    def join(self, translated: Iterable[Translated]) -> list[str]:
+        """Return the translation of each text. `translated` has the translations of `sentences`, in
+        order: an `Alignment` for those that marks divide."""
+        rest = iter(translated)
+        return [
+            "".join(join_segment(segment, rest) for segment in segments)
+            for segments in self.segments
+        ]
+
+    def join_aligned(self, translated: Iterable[Translated]) -> list[Translation]:
+        """Return the translation of each text with its alignments. `translated` has those of
+        `sentences`, in order. No text has marks."""
+        rest = iter(translated)
         results = []
-        for parts, texts in zip(self.parts, self.translated_parts(translated), strict=True):
-            pairs, joined = [], ""
-            for part, (text, _), spaced in zip(parts, texts, spaced_parts(texts)):
-                joined += spaced
-                start = len(joined) - len(text)
-                spans = next(rest).spans if part.is_translated else copied_words(text)
-                pairs += shifted(spans, part.start, start)
-            results.append(Translation(joined, pairs))
+        for [(parts, _)] in self.segments:
+            text, alignments = join_sentences(parts, rest)
+            pairs = [pair for alignment in alignments for pair in alignment.alignments]
+            results.append(Translation(text, pairs))
         return results
+
+
+def join_segment(segment: Segment, translated: Iterator[Translated]) -> str:
+    """Return the translation of `segment`, whose sentences are the next of `translated`."""
+    parts, marked = segment
+    if marked is not None and marked.marks:
+        return with_marks(marked, *join_sentences(parts, translated))
+    texts = translated_parts(parts, translated)
+    joined = join_parts([(plain_text(text), part.is_sentence) for text, part in zip(texts, parts)])
+    return joined if marked is None else with_marks(marked, joined, [])
+
+
+def translated_parts(
+    parts: Sequence[Part], translated: Iterator[Translated]
+) -> Iterator[Translated]:
+    """Return the translation of each of `parts`. Those of sentences are the next of
+    `translated`."""
+    return (next(translated) if part.is_translated else part.text for part in parts)
+
+
+def plain_text(translated: Translated) -> str:
+    return translated if isinstance(translated, str) else translated.text
+
+
+def join_sentences(
+    parts: Sequence[Part], translated: Iterator[Translated]
+) -> tuple[str, list[Alignment]]:
+    """Return the joined translation of `parts`, and the alignment of each sentence. Sentences that
+    have none are aligned in the order of their words.
+
+    The sentences that are translated are the next of `translated`.
+    """
+    results = [*translated_parts(parts, translated)]
+    texts = [(plain_text(result), part.is_sentence) for result, part in zip(results, parts)]
+    joined = ""
+    alignments = []
+    for part, result, spaced in zip(parts, results, spaced_parts(texts)):
+        joined += spaced
+        if part.is_sentence:
+            if isinstance(result, str):
+                result = diagonal_alignment(part.text[part.prefix :], result)
+            alignments.append(moved(result, part.start, len(joined) - len(result.text)))
+    return joined, alignments
 
 
 def make_plan(
@@ -182,16 +323,15 @@ def make_plan(
     options: dict[str, Any],
 ) -> Plan:
     """Return the plan to translate `texts`: how they are split, and what is generated or copied.
+    The export is an encoder-decoder.
     `src_lang` and `tgt_lang` are one language for all texts, or a list with one for each. `options`
     are generation options by name.
 
     Raises:
         UsageError: for an unknown language, and for an option or a value of `splitting` that is
             wrong, even if every sentence is copied.
-        ValueError: if the export is not an encoder-decoder, or a text is blank or begins with an
-            unknown language word.
+        ValueError: if a text is blank or begins with an unknown language word.
     """
-    require(runtime, TRANSLATE)
     splitting.check()
     checked = sentence_options(runtime, options)
     texts = check_texts(texts)
@@ -200,11 +340,13 @@ def make_plan(
         runtime.languages.ids("src_lang", src_lang, len(texts))
     targets = runtime.target_options(tgt_lang, len(texts), options)
     languages = src_lang if isinstance(src_lang, list | tuple) else [src_lang] * len(texts)
-    parts = [
-        split_text(runtime, text, splitting.in_language(runtime, name))
+    plain = map(unescape, texts) if splitting.markup else texts
+    kept = keep_pattern(runtime, plain, splitting.keep)
+    segments = [
+        split_text(runtime, text, splitting.in_language(runtime, name), kept)
         for text, name in zip(texts, languages, strict=True)
     ]
-    return Plan(parts, languages, with_targets(runtime.info, checked, targets))
+    return Plan(segments, languages, with_targets(runtime.info, checked, targets))
 
 
 def sentence_options(runtime: Translator, options: dict[str, Any]) -> Options:
@@ -231,25 +373,52 @@ def tokenize(runtime: Translator, plan: Plan) -> list[list[int]]:
         return []
     languages = [plan.languages[text] for text, _ in places]
     rows = runtime.rows(sentences, [name for name in languages if name is not None] or None)
+    limit = runtime.info.config["max_position_embeddings"]
     for row, sentence, (text, _) in zip(rows, sentences, places, strict=True):
-        check_row(row, f"text {text} of {count}, {sentence!r:.60}", runtime.info.config)
+        if not 0 < len(row) <= limit:  # a name takes as long as a sentence
+            check_row(row, f"text {text} of {count}, {sentence!r:.60}", runtime.info.config)
     return rows
 
 
-def split_text(runtime: Translator, text: str, splitting: Splitting) -> list[Part]:
-    """Return the sentences of `text` and the white space between them. A language word at the start
-    of the text, such as >>de<<, is repeated before each sentence that is translated.
+def split_text(
+    runtime: Translator, text: str, splitting: Splitting, kept: re.Pattern | None = None
+) -> list[Segment]:
+    """Return the segments of `text`, those of plain text or the texts between its marks. A language
+    word at the start of the text, such as >>de<<, is repeated before each sentence that is
+    translated.
 
-    `splitting` has the options: whether to split, what is copied, and the language.
+    `splitting` has the options: whether to split, what is copied, the language, and the markup.
+    Matches of `kept` stay unchanged.
     """
     word = text[: runtime.languages.word_end(text)]
     rest = text[len(word) :].lstrip() if word else text
     start = len(text) - len(rest)
-    if not (splitting.split and rest):
-        return [sentence_part(rest, start, text[:start], splitting)]
-    prefix = f"{word} " if word else ""
+    prefix = f"{word} " if word and splitting.split and rest else text[:start]
+    if splitting.markup is not None:
+        texts = html_texts(rest, runtime.aligns_markup, kept)
+    elif kept is not None and kept.search(rest):
+        texts = kept_texts(rest, kept, splitting.split)
+    else:
+        return [Segment(split_sentences(rest, splitting, prefix, start))]
+    return [
+        Segment([Part(text, False, False, 0)])
+        if isinstance(text, str)
+        else Segment(split_sentences(text.text, splitting, prefix), text)
+        for text in texts
+    ]
+
+
+def split_sentences(text: str, splitting: Splitting, prefix: str, start: int = 0) -> list[Part]:
+    """Return the sentences of `text` and the white space between them.
+
+    `splitting` says whether to split, what is copied, and the language. `prefix`, such as a
+    language word, is repeated before each sentence that is translated. `start` is where `text`
+    begins in the places of the parts.
+    """
+    if not (splitting.split and text):
+        return [sentence_part(text, start, prefix, splitting)]
     parts = []
-    for part, is_sentence in sentences_and_spaces(rest, splitting.language or DEFAULT_LANGUAGE):
+    for part, is_sentence in sentences_and_spaces(text, splitting.language or DEFAULT_LANGUAGE):
         parts.append(
             sentence_part(part, start, prefix, splitting)
             if is_sentence
@@ -269,16 +438,15 @@ def sentence_part(sentence: str, start: int, prefix: str, splitting: Splitting) 
     return Part(prefix + sentence, True, True, start, len(prefix))
 
 
-def has_letters(text: str) -> bool:
-    """Return True if `text` has a letter of any script."""
-    return any(map(str.isalpha, text))
-
-
 def translate_rows(
-    runtime: Translator, plan: Plan, rows: list[list[int]], seeds: Sequence[int] | None = None
-) -> list[list[int]]:
-    """Return the generated tokens of each sentence of `plan`, whose token ids are `rows`. Sentences
-    of similar length run together.
+    runtime: Translator,
+    plan: Plan,
+    rows: list[list[int]],
+    are_aligned: Sequence[bool],
+    seeds: Sequence[int] | None = None,
+) -> list[Generated]:
+    """Return the result of each sentence of `plan`, whose token ids are `rows`, with its alignment
+    where `are_aligned` is true. Sentences of similar length run together.
 
     A sentence that was cut at the limit causes a warning. `seeds` has a seed for each text, from
     which those of its sentences are derived, by default from the seed of the options.
@@ -289,22 +457,33 @@ def translate_rows(
     if seeds is not None:
         seeds = [row_seed(seeds[text], number) for text, number in places]
     options = [plan.options[text] for text, _ in places]
-    tokens, _ = runtime.generate_tokens(rows, [[]] * len(rows), options, seeds=seeds)
-    for sentence, row in zip(sentences, tokens, strict=True):
-        if is_cut(row, plan.options[0]):
+    results = runtime.generate_rows(
+        rows, [[]] * len(rows), options, seeds=seeds, is_aligned=are_aligned
+    )
+    for sentence, result in zip(sentences, results, strict=True):
+        if is_cut(result.tokens, plan.options[0]):
             warn_of_cut(sentence, plan.options[0].max_new_tokens)
-    return tokens
+    return results
 
 
 def align_plan(
-    runtime: Translator, plan: Plan, rows: list[list[int]], tokens: list[list[int]]
-) -> list[Alignment]:
-    """Return the alignment of each sentence of `plan`, whose token ids are `rows` and whose
-    translations are `tokens`."""
+    runtime: Translator,
+    plan: Plan,
+    rows: Sequence[Sequence[int]],
+    results: Sequence[Generated],
+    replace_unknowns: bool = False,
+) -> list[Translated]:
+    """Return the translation of each sentence of `plan`, whose token ids are `rows`: a text, or an
+    `Alignment` if it is in `results`. For `replace_unknowns` see `align_sentences`."""
+    texts = runtime.decode([result.tokens for result in results])
+    are_aligned = [result.alignment is not None for result in results]
+    if not any(are_aligned):
+        return [*texts]
     prefixes = [part.prefix for parts in plan.parts for part in parts if part.is_translated]
-    starts = [start_token(runtime, plan.options[text]) for text, _ in plan.places]
-    columns = zip(plan.sentences, rows, tokens, starts, prefixes, strict=True)
-    return align_sentences(runtime, [Sentence(*column) for column in columns])
+    columns = zip(plan.sentences, rows, results, prefixes, strict=True)
+    sentences = [Sentence(*column) for column in compress(columns, are_aligned)]
+    aligned = iter(align_sentences(runtime, sentences, replace_unknowns))
+    return [next(aligned) if has else text for text, has in zip(texts, are_aligned)]
 
 
 def warn_of_cut(sentence: str, limit: int) -> None:

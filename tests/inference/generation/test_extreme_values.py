@@ -14,6 +14,7 @@ from vanilla_transformer_export.errors import SessionError, UsageError
 from vanilla_transformer_export.inference import rows as rows_module
 from vanilla_transformer_export.inference.rows import position_bytes
 from vanilla_transformer_export.targets.cpu import rows as cpu_rows
+from vanilla_transformer_export.targets.cpu import slots as cpu_slots
 from vanilla_transformer_export.targets.registry import get_target
 
 pytestmark = pytest.mark.filterwarnings(
@@ -135,7 +136,7 @@ def test_growing_capacity_does_not_change_tokens(pair, name, room, monkeypatch):
     expected = [
         pair.runtime.generate(ids, mask, max_new_tokens=20, **options).tolist() for options in calls
     ]
-    for module in (search, rows_module, cpu_rows):
+    for module in (search, rows_module, cpu_rows, cpu_slots):
         monkeypatch.setattr(module, "INITIAL_CAPACITY", room)
     for options, tokens in zip(calls, expected, strict=True):
         assert pair.runtime.generate(ids, mask, max_new_tokens=20, **options).tolist() == tokens

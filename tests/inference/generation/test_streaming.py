@@ -35,8 +35,9 @@ class CountingRows:
     """
 
     all_logits = False
-    max_step_tokens = 1
+    places = None
     shrinks = False
+    start_search = None
 
     def __init__(self):
         self.steps = []
@@ -44,9 +45,6 @@ class CountingRows:
 
     def open(self, request):
         return self
-
-    def search_key(self, options):
-        return None
 
     def prefill(self, input_ids, attention_mask):
         return np.eye(VOCABULARY, dtype=np.float32)[:2, None]

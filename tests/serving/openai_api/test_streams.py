@@ -15,7 +15,7 @@ from opened_engines import text_client
 from served_models import loaded_model
 
 from vanilla_transformer_export import TextRuntime
-from vanilla_transformer_export.engine.limits import overloaded
+from vanilla_transformer_export.engine.loop import overloaded
 from vanilla_transformer_export.errors import RequestError
 from vanilla_transformer_export.serving.protocols import openai_api
 

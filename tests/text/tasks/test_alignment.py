@@ -2,11 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 from alignments import CARD, DICTIONARY, SENTENCES, dictionary_scores
 from messages import raises
 
 from vanilla_transformer_export import TextRuntime, export
+from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.exporting.alignment_heads import symmetrized
 from vanilla_transformer_export.files.predictions import Predictions
@@ -93,7 +95,7 @@ def test_generate_aligns_each_of_several_results(calibrated):
 
 def test_moses_pairs_follow_a_tab_in_text_and_are_a_field_in_json(calibrated, tmp_path):
     (tmp_path / "in").write_text("A dog is sleeping.\n\nA man is standing.\n")
-    runner = Runner(Predictions(calibrated, "generate", dict(GREEDY), alignments=True))
+    runner = Runner(Predictions(calibrated, "generate", dict(GREEDY), alignments="moses"))
     runner.to_file(tmp_path / "in", tmp_path / "out")
     lines = [line.split("\t") for line in (tmp_path / "out").read_text().split("\n")]
     assert lines[1:2] + lines[3:] == [[""], [""]]
@@ -107,12 +109,47 @@ def test_moses_pairs_follow_a_tab_in_text_and_are_a_field_in_json(calibrated, tm
     assert record["translation"] == dict(zip(("text", "alignments"), lines[0], strict=True))
 
 
+def test_soft_alignments_are_json_with_words_and_weights(calibrated, tmp_path):
+    source = "A dog is\tsleeping."
+    [expected] = calibrated.generate([source], return_alignments=True, **GREEDY)
+    runner = Runner(Predictions(calibrated, "generate", dict(GREEDY), alignments="json"))
+    (tmp_path / "in").write_text(f"{source}\n\n")
+    runner.to_file(tmp_path / "in", tmp_path / "out")
+    line, blank, end = (tmp_path / "out").read_text().split("\n")
+    text, found = line.split("\t")
+    assert (text, blank, end) == (expected.text, "", "")
+    found = json.loads(found)
+    assert [word["word"] for word in found["source"]] == ["A", "dog", "is", "sleeping", "."]
+    for side, whole in (("source", source), ("target", text)):
+        spans = [(word["start"], word["end"]) for word in found[side]]
+        assert [word["word"] for word in found[side]] == [whole[slice(*span)] for span in spans]
+    np.testing.assert_allclose(found["weights"], expected.weights, rtol=0, atol=5.1e-5)
+    (tmp_path / "in.jsonl").write_text(json.dumps({"text": source}))
+    runner.to_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    record = json.loads((tmp_path / "out.jsonl").read_text())
+    assert record["translation"] == {"text": text, "alignments": found}
+
+
 def test_alignments_exclude_scores_and_other_tasks(calibrated):
     for others in (dict(scores=True), dict(n_best=2)):
         with raises(UsageError, seen="alignments", expected="one"):
-            Predictions(calibrated, "generate", alignments=True, **others)
+            Predictions(calibrated, "generate", alignments="moses", **others)
     with raises(UsageError, seen=("alignments", "translate"), expected="generate"):
-        Predictions(calibrated, "translate", alignments=True)
+        Predictions(calibrated, "translate", alignments="json")
+    with raises(UsageError, seen="pharaoh", expected=("moses", "json")):
+        Predictions(calibrated, "generate", alignments="pharaoh")
+
+
+def test_heads_of_a_portable_export_are_chosen_on_its_own_graph(
+    calibrated, parallel_text, tmp_path
+):
+    command = ["export", str(CARD), str(tmp_path / "out"), "--dtype", "fp32,int8", "--alignments"]
+    main([*command, str(parallel_text)])
+    runtime = TextRuntime(tmp_path / "out", dtype="int8")
+    assert runtime.info.manifest["alignment"] == calibrated.info.manifest["alignment"]
+    found = runtime.translate(SENTENCES, return_alignments=True, **GREEDY)
+    right, number = dictionary_scores(SENTENCES, found)
+    assert number > 200 and right / number > 0.95
 
 
 def test_portable_export_says_that_it_has_no_alignment_graph(tmp_path):
@@ -151,14 +188,15 @@ def test_parallel_text_is_checked_first(parallel_text, tmp_path, change, seen, e
 def test_alignments_of_models_and_targets_without_a_graph_are_rejected(tmp_path, parallel_text):
     with pytest.raises(FileNotFoundError, match="missing"):
         export(CARD, tmp_path / "export", target="cpu", alignments=tmp_path / "missing.tsv")
-    with raises(UsageError, seen=("greedy", "pairs.tsv"), expected="None"):
+    with raises(UsageError, seen=("greedy", "pairs.tsv"), expected="False"):
         options = dict(target="cpu", generate="greedy", alignments=parallel_text)
         export(CARD, tmp_path / "export", **options)
-    with raises(UsageError, seen=("portable", "pairs.tsv"), expected="cpu"):
-        export(CARD, tmp_path / "export", alignments=parallel_text)
     decoder = CARD.parent / "vanilla-decoder-tiny-shakespeare"
-    with raises(ValueError, seen="VanillaDecoderForCausalLM", expected="encoder-decoder"):
-        export(decoder, tmp_path / "export", target="cpu", alignments=parallel_text)
+    for alignments in (parallel_text, True):
+        with raises(ValueError, seen="VanillaDecoderForCausalLM", expected="encoder-decoder"):
+            export(decoder, tmp_path / "export", target="cpu", alignments=alignments)
+    with raises(UsageError, seen=5, expected=("path", "True")):
+        export(CARD, tmp_path / "export", alignments=5)
 
 
 def test_two_directions_grow_as_in_moses():

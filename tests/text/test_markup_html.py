@@ -4,19 +4,39 @@ import time
 from html.parser import HTMLParser
 
 import pytest
+from html_documents import BROKEN, DOCUMENTS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vanilla_transformer_export.serving.translation.html_text import replace_runs, text_runs
+from vanilla_transformer_export.text.markup import MarkedText
+from vanilla_transformer_export.text.markup_html import html_texts
+from vanilla_transformer_export.text.markup_places import with_marks
 
 
 def texts(html):
-    return [run.text for run in text_runs(html)]
+    """The texts between two tags."""
+    return [
+        part.text for part in html_texts(html, is_aligned=False) if isinstance(part, MarkedText)
+    ]
+
+
+def replace(html, function, is_aligned=False):
+    """Return `html` with the result of `function(number, text)` for each text."""
+    parts = html_texts(html, is_aligned)
+    number = 0
+    for place, part in enumerate(parts):
+        if isinstance(part, MarkedText):
+            parts[place] = with_marks(part, function(number, part.text), [])
+            number += 1
+    return "".join(parts)
 
 
 def uppercase(html):
-    runs = text_runs(html)
-    return replace_runs(html, runs, [run.text.upper() for run in runs])
+    return replace(html, lambda number, text: text.upper())
+
+
+def unchanged(html):
+    return replace(html, lambda number, text: text)
 
 
 @pytest.mark.parametrize(
@@ -77,94 +97,29 @@ def uppercase(html):
 )
 def test_text_between_tags_is_replaced(html, expected):
     assert uppercase(html) == expected
-    runs = text_runs(html)
-    assert replace_runs(html, runs, [run.text for run in runs]) == html
+    assert unchanged(html) == html
 
 
 def test_replacement_text_is_escaped():
     html = "<p>a &quot; b</p>"
-    assert (
-        replace_runs(html, text_runs(html), ["""<script> & "'"""])
-        == "<p>&lt;script&gt; &amp; &quot;'</p>"
-    )
-
-
-TAGS = st.sampled_from(["p", "b", "span", "div", "li", "td", "a"])
-WORDS = st.text(st.characters(codec="utf-8", categories=["Lu", "Ll", "Lo"]), min_size=1, max_size=5)
-OTHERS = st.sampled_from(["&amp;", "&#233;", "3 < 4", "&nbsp;", ".", "&lt;"])
-TEXT = st.lists(st.one_of(WORDS, OTHERS), min_size=1).map(" ".join)
-KEPT = ["<script>a<b</script>", "<code>x <i>y</i></code>", "<i translate='no'>z</i>"]
-NO_TEXT = st.sampled_from(["<!-- a > b -->", "<br>", *KEPT])
-ATTRIBUTES = st.sampled_from(["", " title='a > b'", ' class="x" hidden', " href=x/y"])
-
-
-@st.composite
-def elements(draw, inner):
-    name, attributes = draw(TAGS), draw(ATTRIBUTES)
-    parts = draw(st.lists(inner, max_size=3))
-    return f"<{name}{attributes}>{''.join(parts)}</{name}>"
-
-
-DOCUMENTS = st.recursive(st.one_of(TEXT, NO_TEXT), elements)
-BROKEN = st.lists(
-    st.one_of(
-        st.sampled_from(
-            [
-                "<",
-                ">",
-                "</",
-                "/>",
-                "<!--",
-                "-->",
-                "--!>",
-                "<!",
-                "<?",
-                "&",
-                "&#",
-                ";",
-                "'",
-                '"',
-                "=",
-                " ",
-                "\n",
-                "\x00",
-            ]
-        ),
-        st.sampled_from(
-            [
-                "<p>",
-                "</p>",
-                "<code>",
-                "<script>",
-                "</script",
-                "<a b='",
-                "<i translate=no>",
-                "<svg/>",
-                "</i>",
-            ]
-        ),
-        st.text(max_size=4),
-    )
-).map("".join)
+    changed = replace(html, lambda *_: """<script> & "'""")
+    assert changed == "<p>&lt;script&gt; &amp; &quot;'</p>"
 
 
 @given(st.one_of(DOCUMENTS, BROKEN))
 def test_unchanged_text_keeps_html_byte_for_byte(html):
-    runs = text_runs(html)
-    assert replace_runs(html, runs, [run.text for run in runs]) == html
+    assert unchanged(html) == html
 
 
 @given(st.one_of(DOCUMENTS, BROKEN))
 def test_changed_text_keeps_markup(html):
     """The new text is found again, in the same places."""
-    runs = text_runs(html)
-    changed = replace_runs(html, runs, [f"<{number}> & é" for number in range(len(runs))])
-    assert [run.text for run in text_runs(changed)] == [
-        f"<{number}> & é" for number in range(len(runs))
-    ]
-    rest = [html[run.end : after.start] for run, after in zip(runs, runs[1:])]
-    parsed = text_runs(changed)
-    assert [changed[run.end : after.start] for run, after in zip(parsed, parsed[1:])] == rest
+    changed = replace(html, lambda number, _: f"<{number}> & é")
+    assert texts(changed) == [f"<{number}> & é" for number in range(len(texts(html)))]
+    rest = [part for part in html_texts(html, False) if isinstance(part, str)]
+    assert "".join(part for part in html_texts(changed, False) if isinstance(part, str)) == "".join(
+        rest
+    )
 
 
 class TextParser(HTMLParser):
