@@ -17,7 +17,7 @@ from ..arguments import (
     set_options,
 )
 from ..shared.generation_options import FIELDS
-from ..shared.options import COUNT, FLAG
+from ..shared.options import COUNT, FLAG, without_none
 
 CHECKPOINT = "checkpoint directory or Hub id"
 EXPORT = "export directory"
@@ -126,4 +126,4 @@ def generation_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def set_arguments(args: argparse.Namespace, *names: str) -> dict[str, Any]:
     """Return {name: value} of those of the arguments `names` that the user set."""
-    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    return without_none({name: getattr(args, name) for name in names})
