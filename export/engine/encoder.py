@@ -24,8 +24,8 @@ import numpy as np
 
 from ..errors import TooLong
 from ..inference.export_info import MANIFEST
-from ..inference.inputs import check_inputs, position_limit
-from ..specs.graph_spec import TensorSpec, concrete_shape
+from ..inference.inputs import check_inputs, last_lengths, position_limit, store_rows
+from ..specs.graph_spec import concrete_shape
 from ..specs.sequences import pair
 from .inputs import Update, ignore_activity
 from .limits import Arrangement, shutting_down
@@ -68,36 +68,14 @@ class EncoderInputs:
             axis: last_lengths(feeds[name]) for axis, name in LENGTHS.items() if name in feeds
         }
         self.num_rows = len(next(iter(feeds.values())))
+        # the sizes of `outputs`, whose axes of tokens are as long as the inputs
+        self.sizes = {axis: feeds[LENGTHS[axis]].shape[-1] for axis in self.lengths}
+        self.sizes["batch_size"] = self.num_rows
         self.outputs: dict[str, np.ndarray] = {}
-
-    def store(self, outputs: Sequence[TensorSpec], row: int, values: Sequence[np.ndarray]) -> None:
-        """Copy the results of one row to `self.outputs`, without their padding.
-
-        The first row creates an array for all rows, at first zeros. Its axes of tokens are as long
-        as the inputs of this request.
-
-        Args:
-            outputs: the outputs of the graph.
-            row: the number of the row in this request.
-            values: the row's array of each output.
-        """
-        for tensor, row_values in zip(outputs, values, strict=True):
-            if tensor.name not in self.outputs:
-                axes = zip(tensor.shape[1:], row_values.shape)
-                sizes = [
-                    self.feeds[LENGTHS[str(axis)]].shape[-1] if axis in LENGTHS else size
-                    for axis, size in axes
-                ]
-                # Another worker may do the same at once: the first array counts.
-                empty = np.zeros((self.num_rows, *sizes), row_values.dtype)
-                self.outputs.setdefault(tensor.name, empty)
-            output = self.outputs[tensor.name][row]
-            covered = tuple(map(slice, np.minimum(row_values.shape, output.shape)))
-            output[covered] = row_values[covered]
 
 
 class EncoderRow:
-    """The `RequestPart` of one row, number `index` of `inputs`.
+    """The part of a request for one row, number `index` of `inputs`.
 
     `feeds` are the inputs of the row by name, padded. Rows of equal `shapes` may run together.
     """
@@ -181,7 +159,10 @@ class EncoderGraph:
             {name: np.stack([row.feeds[name] for row in repeated]) for name in rows[0].feeds}
         )
         for place, row in enumerate(rows):
-            row.inputs.store(self.spec.outputs, row.index, [values[place] for values in outputs])
+            index = slice(row.index, row.index + 1)
+            for tensor, values in zip(self.spec.outputs, outputs, strict=True):
+                of_row = values[place : place + 1]
+                store_rows(row.inputs.outputs, tensor, row.inputs.sizes, index, of_row)
 
 
 class EncoderBatch:
@@ -233,15 +214,6 @@ class EncoderBatch:
     def remove(self, rows: Sequence[EncoderRow]) -> None:
         """Remove all rows, because a step finishes them or fails their requests."""
         self.running = []
-
-
-def last_lengths(mask: np.ndarray) -> list[int]:
-    """Return the length of each row of `mask` (B, ..., S) up to its last 1, at least 1.
-
-    With several sequences per row, the longest counts.
-    """
-    places = mask * np.arange(1, mask.shape[-1] + 1)
-    return np.maximum(places.reshape(len(mask), -1).max(axis=1), 1).tolist()
 
 
 # lengths and numbers of rows with which `invariant_rows` runs a graph

@@ -153,7 +153,8 @@ class Outbox:
     def receive(self, number: int, update: Update) -> None:
         if update.is_last:
             self.requests.pop(number, None)
-        self.updates.append((number, portable_update(update)))
+        error = update.error and portable(update.error)  # which goes through the socket
+        self.updates.append((number, update._replace(error=error)))
 
     def observe(self, activity: Activity) -> None:
         self.activities.append(activity)
@@ -190,11 +191,6 @@ def open_engine(directory: str, dtype: str | None, sizes: dict[str, Any]) -> Eng
         warnings.simplefilter("ignore")  # the parent opens the same export and warns
         info = open_export(directory, dtype)
     return Engine.open(Admission(info, **sizes))
-
-
-def portable_update(update: Update) -> Update:
-    """Return `update` with an error that can be pickled."""
-    return update if update.error is None else update._replace(error=portable(update.error))
 
 
 def portable(error: Exception) -> Exception:

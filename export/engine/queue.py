@@ -10,19 +10,6 @@ from .inputs import Event, Update
 from .limits import shutting_down
 
 
-class RequestPart(Protocol):
-    """The part of a request that joins a batch as a whole: the rows of one input, or of one
-    sample."""
-
-    request: "ClientRequest"
-    results: Any  # complete once the request is finished
-    has_started: bool  # True if it has a new token
-
-    @property
-    def num_rows(self) -> int:
-        """The maximum number of rows that it takes in a batch."""
-
-
 def ignore_update(update: Update) -> None:
     """Do nothing, where the request itself is read."""
 
@@ -31,7 +18,9 @@ class ClientRequest:
     """A request of one client: parts that are answered together. Each part fills its results.
 
     Args:
-        parts: the parts that workers run; each may start in another batch.
+        parts: the parts that workers run; each may start in another batch. A part has `num_rows`,
+            the maximum number of rows that it takes, `has_started` if it has a new token, and
+            `results`, which are complete once the request is finished.
         receive: called by workers with what is new, in their threads.
         streams: True for an update after each step that produced a token. Otherwise the only one
             comes when all parts are finished or one has failed.
@@ -42,7 +31,7 @@ class ClientRequest:
 
     def __init__(
         self,
-        parts: Iterable[RequestPart],
+        parts: Iterable[Any],
         receive: Callable[[Update], object] = ignore_update,
         streams: bool = False,
         num_results: int | None = None,
@@ -71,7 +60,7 @@ class ClientRequest:
         """True if the request is answered, cancelled or failed."""
         return self.num_unfinished == 0 or self.is_cancelled or self.error is not None
 
-    def take_part(self, now: float) -> RequestPart:
+    def take_part(self, now: float) -> Any:
         """Remove and return the next waiting part, which joins a batch at the time `now`."""
         part = self.waiting.popleft()
         self.num_waiting_rows -= part.num_rows
@@ -222,7 +211,7 @@ class RequestQueue:
         turns = (index for index, other in enumerate(self.requests) if other.joined_at > since)
         return next(turns, len(self.requests))
 
-    def take(self, batch: Batch, last_join: float = 0.0) -> list[RequestPart] | None:
+    def take(self, batch: Batch, last_join: float = 0.0) -> list[Any] | None:
         """Remove and return the parts that join `batch` now, an empty list if none do.
 
         If the batch is empty, wait first for requests. Return `None` once the queue is closed and
@@ -293,14 +282,14 @@ class RequestQueue:
             return False
         return len(batch.running) < max(self.growing.values())
 
-    def select(self, batch: Batch, now: float) -> list[RequestPart]:
+    def select(self, batch: Batch, now: float) -> list[Any]:
         """Remove and return the parts that fit into `batch`, taking one part of each request in
         turn.
 
         `now` is the time, in seconds of `time.perf_counter`. The free rows are set aside for a part
         that has waited too long and does not fit yet. Then others only have the spare rows.
         """
-        parts: list[RequestPart] = []
+        parts: list[Any] = []
         free, spare = self.free_rows(batch)
         self.remove_finished()
         num_blocked = 0  # requests at the front whose next part does not fit

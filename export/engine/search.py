@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
-from ..inference.logits import LogitsProcessors, Sampler, as_rows, log_sum_exp, top
+from ..inference.logits import LogitsProcessors, as_rows, log_sum_exp, sample, top
 from ..inference.options import EXCLUDED_SCORE, Options
 from ..inference.session import FATAL
 from ..shared.options import MAX_INT64
@@ -126,10 +126,9 @@ class TokenSearch:
         self.options, self.fill = options, options.fill_token_id
         self.end_tokens = frozenset((*options.eos_token_ids, NO_TOKEN))
         self.processors = processors
-        self.sampler = Sampler(options) if options.do_sample else None
         self.uniforms = np.array(uniforms or [None] * len(limits), object)
         self.is_scored = is_scored
-        self.is_plain = not (processors or self.sampler or is_scored)
+        self.is_plain = not (processors or options.do_sample or is_scored)
         self.tokens = np.full((len(limits), min(limits.max(), INITIAL_CAPACITY)), self.fill)
         self.lengths, self.limits = np.zeros(len(limits), np.int64), limits
         self.sums = np.zeros(len(limits))
@@ -153,16 +152,17 @@ class TokenSearch:
             self.processors(self.tokens[:, : self.longest], values)
         tokens = self.choose(values)
         if self.is_scored:
+            values[self.is_invalid] = 0
             self.sums += np.where(self.is_finished, 0, token_log_p(values, tokens))
         return self.append(tokens), None
 
     def choose(self, logits: np.ndarray) -> np.ndarray:
         """Return the next token (G,) of each row of `logits` (G, V), `NO_TOKEN` for invalid
         rows."""
-        if self.sampler is None:
+        if not self.options.do_sample:
             return greedy_tokens(logits)
         # sampling overwrites the logits
-        return self.sampler(logits.copy() if self.is_scored else logits, self.uniforms)
+        return sample(logits.copy() if self.is_scored else logits, self.options, self.uniforms)
 
     def append(self, tokens: np.ndarray) -> np.ndarray:
         """Append `tokens` (G,) to the sequences that are not finished, and return them, with the
@@ -456,7 +456,7 @@ def widened(sequences: np.ndarray, width: int, fill_token_id: int) -> np.ndarray
 
 
 # logits per run and thread: with their log-softmax they stay in the cache of a core
-CHUNK = 1 << 18
+CHUNK = 1 << 17
 # minimum logits for several threads: fewer take less time than the threads take to wake up
 MIN_SHARED_LOGITS = 1 << 19
 # written by tests/support/top_k_graph.py, because the runtime works without onnx

@@ -28,13 +28,20 @@ def device_pool() -> ThreadPoolExecutor:
         return POOLS[os.getpid()]
 
 
+def call_in_device_thread(
+    function: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs
+) -> Result:
+    """Call `function` in the device thread and return its result, or raise its error."""
+    if hasattr(LOCAL, "is_device_thread"):
+        return function(*args, **kwargs)
+    return device_pool().submit(function, *args, **kwargs).result()
+
+
 def in_device_thread(function: Callable[Args, Result]) -> Callable[Args, Result]:
     """Return `function`, run in the device thread. Callers wait for it."""
 
     @functools.wraps(function)
     def call(*args: Args.args, **kwargs: Args.kwargs) -> Result:
-        if hasattr(LOCAL, "is_device_thread"):
-            return function(*args, **kwargs)
-        return device_pool().submit(function, *args, **kwargs).result()
+        return call_in_device_thread(function, *args, **kwargs)
 
     return call

@@ -248,18 +248,36 @@ def run_by_length(
     if len(groups) < 2 and not (groups and LONG <= groups[0][1] < source_length):
         return dict(zip(names, session.run(names, feeds), strict=True))
     trimmed = [tensor.name for tensor in spec.inputs if tensor.shape[-1] == "source_length"]
+    sizes = {"batch_size": len(feeds["attention_mask"]), "source_length": source_length}
     results: dict[str, np.ndarray] = {}
     for rows, longest in groups:
         batch = {name: array[rows] for name, array in feeds.items()}
         batch |= {name: batch[name][..., :longest] for name in trimmed}
         for tensor, values in zip(spec.outputs, session.run(names, batch), strict=True):
-            rest = zip(tensor.shape[1:], values.shape[1:])
-            sizes = [source_length if axis == "source_length" else size for axis, size in rest]
-            shape = (len(feeds["attention_mask"]), *sizes)
-            result = results.setdefault(tensor.name, np.zeros(shape, values.dtype))
-            covered: tuple[Any, ...] = (rows, *map(slice, values.shape[1:]))
-            result[covered] = values
+            store_rows(results, tensor, sizes, rows, values)
     return results
+
+
+def store_rows(
+    results: dict[str, np.ndarray],
+    tensor: TensorSpec,
+    sizes: dict[str, int],
+    rows: np.ndarray | slice,
+    values: np.ndarray,
+) -> None:
+    """Copy the `values` of some `rows` of the output `tensor` to its array in `results`, which the
+    first call makes of zeros.
+
+    Named axes of the array have `sizes`, others those of `values`. What is longer is cut off.
+    """
+    if tensor.name not in results:
+        axes = zip(tensor.shape, values.shape)
+        shape = [sizes.get(str(axis), size) for axis, size in axes]
+        # another thread may do the same at once: the first array counts
+        results.setdefault(tensor.name, np.zeros(shape, values.dtype))
+    result = results[tensor.name]
+    covered = list(map(slice, np.minimum(values.shape[1:], result.shape[1:])))
+    result[(rows, *covered)] = values[(slice(None), *covered)]
 
 
 def bucket_by_length(mask: np.ndarray, max_tokens: int) -> list[tuple[np.ndarray, int]]:
@@ -269,8 +287,7 @@ def bucket_by_length(mask: np.ndarray, max_tokens: int) -> list[tuple[np.ndarray
     `MIN_TOKENS` on, the share of its padding is at most `MAX_PADDING`. A row of `LONG` tokens or
     more is a group of its own.
     """
-    ends = mask * np.arange(1, mask.shape[-1] + 1)
-    lengths = np.maximum(ends.reshape(len(mask), -1).max(axis=1), 1).tolist()
+    lengths = last_lengths(mask)
     groups: list[list[int]] = []
     tokens = 0
     for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
@@ -282,6 +299,15 @@ def bucket_by_length(mask: np.ndarray, max_tokens: int) -> list[tuple[np.ndarray
         groups[-1].append(row)
         tokens += lengths[row]
     return [(np.array(rows), lengths[rows[0]]) for rows in groups]
+
+
+def last_lengths(mask: np.ndarray) -> list[int]:
+    """Return the length of each row of `mask` (B, ..., S) up to its last 1, at least 1.
+
+    With several sequences per row, the longest counts.
+    """
+    ends = mask * np.arange(1, mask.shape[-1] + 1)
+    return np.maximum(ends.reshape(len(mask), -1).max(axis=1), 1).tolist()
 
 
 def batches(rows: Sequence[Sized], size: int) -> list[list[int]]:

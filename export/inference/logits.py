@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 BLOCK = 128  # columns per block; `top` looks at block maxima first
 CHUNK = 1 << 18  # logits that `log_sum_exp` processes at once, to fit into the CPU cache
-NUCLEUS = 64  # tokens that `Sampler` sorts first to find the nucleus
+NUCLEUS = 64  # tokens that `sampling_weights` sorts first to find the nucleus
 
 # (ids (R, T), scores (R, V)) -> None: changes the scores in place
 LogitsProcessor = Callable[[np.ndarray, np.ndarray], None]
@@ -324,81 +324,75 @@ def row_uniforms(seed: int | None, sample: int = 0) -> Callable[[], float]:
     return np.random.default_rng([seed, sample] if sample and seed is not None else seed).random
 
 
-class Sampler:
-    """A sampler with `temperature`, `top_k`, `top_p` and `min_p`, applied in this order.
+def sample(
+    logits: np.ndarray, options: "Options", uniforms: Iterable[Callable[[], float]]
+) -> np.ndarray:
+    """Sample tokens (R,) from logits (R, V), which are overwritten, with `temperature`, `top_k`,
+    `top_p` and `min_p` of `options`, applied in this order.
 
-    Args:
-        options: `options.Options`, whose seed has no effect.
+    Each of `uniforms` returns the next random number of [0, 1) of a row. The token is -1 if all
+    tokens of a row are suppressed, or a logit is NaN or infinity.
     """
+    is_finite = np.isfinite(logits.max(axis=1))
+    logits[~is_finite] = 0
+    with np.errstate(invalid="ignore", over="ignore"):  # of a tiny temperature
+        weights, tokens = sampling_weights(logits, options)
+    rows, width = weights.shape
+    if width <= 8 * BLOCK:
+        indices, is_drawn = draw(weights, uniforms)
+    else:  # sample a block of the row, then a column of the block
+        totals = np.add.reduceat(weights, np.arange(0, width, BLOCK), 1)
+        blocks, is_drawn = draw(totals, uniforms)
+        columns = blocks[:, None] * BLOCK + np.arange(BLOCK)
+        inside = np.take_along_axis(weights, np.minimum(columns, width - 1), axis=1)
+        indices = blocks * BLOCK + draw(np.where(columns < width, inside, 0), uniforms)[0]
+    sampled = indices if tokens is None else tokens[np.arange(rows), indices]
+    return np.where(is_finite & is_drawn, sampled, -1)
 
-    def __init__(self, options: "Options"):
-        self.temperature = np.float32(options.temperature)
-        self.top_k = options.top_k
-        self.top_p = options.top_p
-        self.min_p = options.min_p
 
-    def __call__(self, logits: np.ndarray, uniforms: Iterable[Callable[[], float]]) -> np.ndarray:
-        """Sample tokens (R,) from logits (R, V), which are overwritten.
+def sampling_weights(
+    logits: np.ndarray, options: "Options"
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the sampling weights and their tokens, both (R, n), for logits (R, V), which are
+    overwritten.
 
-        Each of `uniforms` returns the next random number of [0, 1) of a row. The token is -1 if all
-        tokens of a row are suppressed, or a logit is NaN or infinity.
-        """
-        is_finite = np.isfinite(logits.max(axis=1))
-        logits[~is_finite] = 0
-        with np.errstate(invalid="ignore", over="ignore"):  # of a tiny temperature
-            weights, tokens = self.weights(logits)
-        rows, width = weights.shape
-        if width <= 8 * BLOCK:
-            indices, is_drawn = draw(weights, uniforms)
-        else:  # sample a block of the row, then a column of the block
-            totals = np.add.reduceat(weights, np.arange(0, width, BLOCK), 1)
-            blocks, is_drawn = draw(totals, uniforms)
-            columns = blocks[:, None] * BLOCK + np.arange(BLOCK)
-            inside = np.take_along_axis(weights, np.minimum(columns, width - 1), axis=1)
-            indices = blocks * BLOCK + draw(np.where(columns < width, inside, 0), uniforms)[0]
-        sampled = indices if tokens is None else tokens[np.arange(rows), indices]
-        return np.where(is_finite & is_drawn, sampled, -1)
+    n is at most V, because only the likely tokens are sorted. Tokens are None if all are in
+    order. Filtered tokens have weight 0.
+    """
+    if (temperature := np.float32(options.temperature)) != 1:
+        np.divide(logits, temperature, out=logits)
+    width = logits.shape[1]
+    if not options.top_k and options.top_p == 1 and not options.min_p:
+        np.subtract(logits, logits.max(axis=1, keepdims=True), out=logits)
+        return np.exp(logits, out=logits), None
+    total = None if options.top_k or options.top_p == 1 else np.exp(log_sum_exp(logits)[1])
+    count = min(options.top_k + 1 if options.top_k else NUCLEUS, width)
+    # Every filter keeps a prefix of a sorted row, so sort only until the end of this prefix.
+    while True:
+        values, tokens = top(logits, count)
+        weights = filter_weights(values, options, total)
+        if count == width or not weights[:, -1].any():
+            return weights, tokens
+        count = min(8 * count, width)
 
-    def weights(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the sampling weights and their tokens, both (R, n), for logits (R, V), which are
-        overwritten.
 
-        n is at most V, because only the likely tokens are sorted. Tokens are None if all are in
-        order. Filtered tokens have weight 0.
-        """
-        if self.temperature != 1:
-            np.divide(logits, self.temperature, out=logits)
-        width = logits.shape[1]
-        if not self.top_k and self.top_p == 1 and not self.min_p:
-            np.subtract(logits, logits.max(axis=1, keepdims=True), out=logits)
-            return np.exp(logits, out=logits), None
-        total = None if self.top_k or self.top_p == 1 else np.exp(log_sum_exp(logits)[1])
-        count = min(self.top_k + 1 if self.top_k else NUCLEUS, width)
-        # Every filter keeps a prefix of a sorted row, so sort only until the end of this prefix.
-        while True:
-            values, tokens = top(logits, count)
-            weights = self.filter_weights(values, total)
-            if count == width or not weights[:, -1].any():
-                return weights, tokens
-            count = min(8 * count, width)
+def filter_weights(values: np.ndarray, options: "Options", total: np.ndarray | None) -> np.ndarray:
+    """Return the weights exp(value - largest), 0 for filtered tokens.
 
-    def filter_weights(self, values: np.ndarray, total: np.ndarray | None) -> np.ndarray:
-        """Return the weights exp(value - largest), 0 for filtered tokens.
-
-        `values` (R, n) are sorted, largest first. `total` (R, 1) is the sum of the weights of the
-        whole row, or `None` if top_k cuts the row."""
-        weights = np.exp(values - values[:, :1])
-        if self.top_k:  # keep ties with the last of the k
-            weights[values < values[:, min(self.top_k, values.shape[1]) - 1, None]] = 0
-        if self.top_p < 1:
-            total = weights.sum(axis=1, keepdims=True, dtype=np.float64) if total is None else total
-            # Drop a token if the tokens before it sum to top_p already; the first one stays. The
-            # difference from 1 is what transformers compares.
-            before = weights.cumsum(axis=1, dtype=np.float64) - weights
-            weights[:, 1:][(1 - before / total <= 1 - self.top_p)[:, 1:]] = 0
-        if self.min_p:
-            weights[weights < np.float32(self.min_p) * weights[:, :1]] = 0
-        return weights
+    `values` (R, n) are sorted, largest first. `total` (R, 1) is the sum of the weights of the
+    whole row, or `None` if top_k cuts the row."""
+    weights = np.exp(values - values[:, :1])
+    if options.top_k:  # keep ties with the last of the k
+        weights[values < values[:, min(options.top_k, values.shape[1]) - 1, None]] = 0
+    if options.top_p < 1:
+        total = weights.sum(axis=1, keepdims=True, dtype=np.float64) if total is None else total
+        # Drop a token if the tokens before it sum to top_p already; the first one stays. The
+        # difference from 1 is what transformers compares.
+        before = weights.cumsum(axis=1, dtype=np.float64) - weights
+        weights[:, 1:][(1 - before / total <= 1 - options.top_p)[:, 1:]] = 0
+    if options.min_p:
+        weights[weights < np.float32(options.min_p) * weights[:, :1]] = 0
+    return weights
 
 
 def draw(

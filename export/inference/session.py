@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import SessionError, UsageError
 from ..specs.graph_spec import GraphSpec
-from .device_thread import in_device_thread
+from .device_thread import call_in_device_thread
 from .devices import CUDA, TENSORRT, require_running
 from .export_info import ExportInfo
 from .inputs import max_run_tokens, run_by_length
@@ -133,7 +133,7 @@ class Session:
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function` with `args`, in the device thread unless the session runs on the CPU."""
-        return function(*args) if self.is_on_cpu else in_device_thread(function)(*args)
+        return function(*args) if self.is_on_cpu else call_in_device_thread(function, *args)
 
     def describe_error(self, error: Exception, what: str, feeds: str = "") -> SessionError:
         import onnxruntime

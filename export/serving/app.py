@@ -23,8 +23,8 @@ from ..errors import (
 )
 from . import health
 from .lifecycle import Lifecycle
-from .metrics import Metrics
 from .models import ServedModel, ServedModels
+from .observability import Metrics
 from .protocols.protocol import IN_USE, Protocol, short_repr
 from .settings import Settings
 

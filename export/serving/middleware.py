@@ -24,9 +24,8 @@ from ..errors import RequestError
 from . import health, rejections
 from .app import MODEL_IN_PATH, Errors
 from .lifecycle import Lifecycle
-from .logs import Log, format_error
-from .metrics import Metrics
 from .models import ServedModels
+from .observability import Log, Metrics, format_error
 from .settings import Settings
 
 # reasons to cancel a request: disconnect, slow body, timeout, shutdown

@@ -15,7 +15,7 @@ import uvloop
 
 from ..engine.process import SIGNALS, EngineProcess
 from .connections import Connections, available_connections
-from .logs import capture_library_logs
+from .observability import capture_library_logs
 from .protocols.protocol import Protocol
 from .service import PROTOCOLS, Say, Service
 from .settings import Settings

@@ -30,10 +30,9 @@ from . import page
 from .app import create_app
 from .encoder_runtime import batched
 from .lifecycle import Lifecycle
-from .logs import Log, format_error
-from .metrics import Metrics
 from .middleware import Frame
 from .models import READY, ModelPlan, OpenModel, ServedModel, ServedModels
+from .observability import Log, Metrics, format_error
 from .protocols import (
     libretranslate,
     open_inference,

@@ -1,8 +1,8 @@
 """Word alignments: which word of a source a word of its translation came from.
 
 Weights of tokens become weights of words: the sum over the tokens of a source word, and the mean
-over the tokens of a target word. A word is a run of letters and digits, or one other character; in
-scripts without spaces it is a token.
+over the tokens of a target word. A word is a run of letters and digits, or one other character,
+which Moses may have escaped, as &apos;. In scripts without spaces it is a token.
 """
 
 import re
@@ -21,7 +21,8 @@ NO_SPACES = re.compile(
 )
 
 
-RUNS = re.compile(r"\w+|[^\w\s]")  # words without their marks, and other characters
+# words without the marks on their letters, and other characters; Moses escapes some of these
+RUNS = re.compile(r"&(?:amp|apos|gt|lt|quot|#91|#93|#124);|\w+|[^\w\s]")
 
 
 def words(text: str, tokens: Collection[Span]) -> list[Span]:

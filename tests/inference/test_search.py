@@ -133,4 +133,4 @@ def test_row_without_a_finite_largest_logit_is_invalid_in_greedy_search(number):
         search = TokenSearch(options, np.full(4, 2), is_scored=is_scored)
         tokens, _ = search.advance(StepLogits(logits.copy()), slice(0, 4))
         assert tokens.tolist() == [0, 4, 2, 1]
-        assert search.is_invalid.tolist() == [False, False, False, True] and search.has_ended
+        assert search.is_invalid.tolist() == [False, False, False, True] and search.ended == [3]

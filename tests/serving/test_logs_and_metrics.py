@@ -10,7 +10,7 @@ import pytest
 from served import MODEL, served
 
 from vanilla_transformer_export.engine.inputs import Activity
-from vanilla_transformer_export.serving.logs import Log
+from vanilla_transformer_export.serving.observability import Log
 
 
 @contextlib.contextmanager

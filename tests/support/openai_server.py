@@ -32,10 +32,9 @@ from vanilla_transformer_export.inference.options import Options
 from vanilla_transformer_export.inference.rows import GenerationRequest
 from vanilla_transformer_export.serving import app as serving
 from vanilla_transformer_export.serving.lifecycle import Lifecycle
-from vanilla_transformer_export.serving.logs import Log
-from vanilla_transformer_export.serving.metrics import Metrics
 from vanilla_transformer_export.serving.middleware import Frame
 from vanilla_transformer_export.serving.models import ServedModels
+from vanilla_transformer_export.serving.observability import Log, Metrics
 from vanilla_transformer_export.serving.protocols import openai_api
 from vanilla_transformer_export.serving.settings import Settings
 

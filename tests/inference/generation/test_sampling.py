@@ -11,10 +11,11 @@ from transformers.generation import logits_process
 
 from vanilla_transformer_export import Options
 from vanilla_transformer_export.inference.logits import (
-    Sampler,
     log_sum_exp,
     row_seeds,
     row_uniforms,
+    sample,
+    sampling_weights,
     top,
 )
 
@@ -57,7 +58,7 @@ def test_sampling_weights_match_transformers(vocabulary, warpers):
     logits = 3 * np.random.default_rng(0).standard_normal((4, vocabulary), dtype=np.float32)
     logits[:, ::3] = -np.inf
     expected = warp_logits(logits, **warpers)
-    weights, tokens = Sampler(Options(do_sample=True, **warpers)).weights(logits.copy())
+    weights, tokens = sampling_weights(logits.copy(), Options(do_sample=True, **warpers))
     for row, scores in enumerate(expected):
         allowed = weights[row] > 0
         actual = np.flatnonzero(allowed) if tokens is None else tokens[row, allowed]
@@ -70,7 +71,7 @@ def test_sampling_weights_match_transformers(vocabulary, warpers):
 
 def test_tokens_tied_with_kth_token_can_be_sampled():
     logits = np.repeat(np.array([[3, 2, 1, 1, 0]], np.float32), [1, 1, 700, 700, 300], axis=1)
-    weights, tokens = Sampler(Options(do_sample=True, top_k=5)).weights(logits.copy())
+    weights, tokens = sampling_weights(logits.copy(), Options(do_sample=True, top_k=5))
     assert (
         sorted(tokens[0, weights[0] > 0])
         == np.flatnonzero(warp_logits(logits, top_k=5)[0] > -np.inf).tolist()
@@ -86,8 +87,8 @@ def test_sampled_frequencies_match_probabilities(vocabulary, warpers):
     scores = warp_logits(logits, **warpers)[0].astype(np.float64)
     probabilities = np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
     uniforms = [row_uniforms(seed) for seed in row_seeds(0, rows)]
-    sampler = Sampler(Options(do_sample=True, **warpers))
-    drawn = sampler(np.repeat(logits, rows, axis=0), uniforms)
+    options = Options(do_sample=True, **warpers)
+    drawn = sample(np.repeat(logits, rows, axis=0), options, uniforms)
     counts, expected = np.bincount(drawn, minlength=vocabulary), rows * probabilities
     assert not counts[probabilities == 0].any()
     possible = probabilities > 0
