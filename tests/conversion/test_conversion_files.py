@@ -564,7 +564,7 @@ def test_converted_opt_keeps_leading_token_and_generates_same_text(tmp_path):
 
 
 def test_words_of_a_converted_marian_are_aligned_by_the_first_head_of_the_last_layer(tmp_path):
-    """As CTranslate2 does, and Marian's guided training."""
+    """The head that CTranslate2 reads, and that Marian's guided training aligns."""
     directory, _ = save_checkpoint("MarianMTModel", "marian", tmp_path, decoder_layers=3)
     convert(directory, tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
