@@ -103,8 +103,8 @@ def add_generation(parser: Parser) -> None:
     )
     parser.add_argument("--target-prefix", type=path, metavar="FILE", help=prefix_help)
     keep_help = (
-        "regular expression of what translations keep; without one, placeholders such as {name} and "
-        "%%s, and addresses; needs an export with an alignment graph"
+        "regular expression of what translations keep; without one, placeholders such as {name} "
+        "and %%s, and addresses; needs an export with an alignment graph"
     )
     parser.add_argument(
         "--keep", type=unicode, nargs="?", const=True, metavar="PATTERN", help=keep_help
