@@ -1,4 +1,4 @@
-"""What each dtype of an export loses against torch: `python benchmarks/dtypes.py CHECKPOINT
+"""Losses of each dtype of an export against torch: `python benchmarks/dtypes.py CHECKPOINT
 --inputs FILE --work DIR`, where FILE has a text on each line, .gz or plain, or is an array of
 images (N, 3, H, W) in .npy.
 
@@ -132,18 +132,18 @@ def compare(vectors: np.ndarray, expected: np.ndarray) -> dict[str, float]:
     """
     vectors, expected = normalize(vectors), normalize(expected)
     cosines = (vectors * expected).sum(axis=1)
-    seen, wanted = others(vectors @ vectors.T), others(expected @ expected.T)
-    nearest = np.argsort(-wanted, axis=1)[:, :NEIGHBOURS]
+    seen, reference = others(vectors @ vectors.T), others(expected @ expected.T)
+    nearest = np.argsort(-reference, axis=1)[:, :NEIGHBOURS]
     kept = [
         np.isin(row, best).mean()
         for row, best in zip(np.argsort(-seen, axis=1)[:, :NEIGHBOURS], nearest)
     ]
-    near = (np.take_along_axis(values, nearest, axis=1) for values in (seen, wanted))
+    near = (np.take_along_axis(values, nearest, axis=1) for values in (seen, reference))
     return {
         "mean": float(cosines.mean()),
         "lowest": float(cosines.min()),
         "kept": float(np.mean(kept)),
-        "spearman": spearman(seen, wanted),
+        "spearman": spearman(seen, reference),
         "spearman_near": spearman(*near),
     }
 

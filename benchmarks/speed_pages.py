@@ -235,7 +235,8 @@ def filled(page: str, name: str, text: str) -> str:
 
 def main(root: Path = ROOT) -> None:
     by_machine = results(root / "benchmarks/results")
-    embedded, by_checkpoint = (json.loads(each.RESULT.read_text()) for each in (embeddings, dtypes))
+    files = embeddings.RESULT, dtypes.RESULT
+    embedded, by_checkpoint = (json.loads(file.read_text()) for file in files)
     for page, texts in tables(by_machine, embedded, by_checkpoint).items():
         content = (root / page).read_text()
         for name, text in texts.items():

@@ -28,6 +28,7 @@ from .specs.alignment import ROLE as ALIGNMENT
 from .text.checks import check_texts, check_unicode, tokenizer_errors, with_names
 from .text.detokenizer import Detokenizer, TokenNames
 from .text.languages import Choice, read_languages, sentence_languages
+from .text.placeholders import Keep
 from .text.sentence_modules import SentenceModules, read_modules
 from .text.tasks import (
     classification,
@@ -130,6 +131,7 @@ class TextRuntime:
         seeds: Sequence[int] | None = None,
         return_alignments: bool = False,
         replace_unknowns: bool = False,
+        keep: Keep = None,
         **options: Any,
     ) -> list[Any]:
         """Return one text for each of `texts`, or `num_return_sequences`: the translation, or the
@@ -149,6 +151,7 @@ class TextRuntime:
                 `weights`, and its `alignments` as those of `translate`.
             replace_unknowns: replace each word with the unknown token by the word of the source
                 that it is aligned with.
+            keep: what stays unchanged in the texts, see `translate`. None keeps nothing.
             options: those of `Runtime.generate`.
 
         Raises:
@@ -156,9 +159,13 @@ class TextRuntime:
                 and for another number of `seeds`, or with `seed`.
             ValueError: for no texts, anything but a list of strings, a blank text, a text that the
                 tokenizer fails on or that begins with an unknown language, a `target_prefix` of
-                another length, or too many tokens. With `return_alignments` or
-                `replace_unknowns` also for an export without an alignment graph.
+                another length, or too many tokens. With `return_alignments`,
+                `replace_unknowns` or `keep` also for an export without an alignment graph.
         """
+        if keep is not None and keep is not False:
+            translation.check_unmarked(keep=keep if return_alignments else None)
+            arguments = (target_prefix, src_lang, tgt_lang, seeds, True, replace_unknowns)
+            return translation.generate_marked(self, texts, keep, *arguments, **options)
         aligning = Aligning(return_alignments, replace_unknowns)
         aligning.check(self.info)
         rows, checked = self.checked_rows(texts, src_lang, tgt_lang, options, seeds)

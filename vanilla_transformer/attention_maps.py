@@ -1,27 +1,28 @@
-"""Attention maps: the weights of each head as arrays and as figures."""
+"""Attention maps of checkpoints: the weights of each head as arrays and as figures."""
 
-import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 from PIL.Image import Image  # which matplotlib needs
 from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.image_utils import load_image
 
+from .attention_figures import (
+    AttentionMaps,
+    ImageAttentionMaps,
+    check_length,
+    plot,
+    save_figure,
+)
 from .checkpoint import load_checkpoint, load_image_processor, load_tokenizer
 from .checkpoint_files import readers_errors
 from .errors import UsageError
 from .files import check_no_pointer
 from .info import depth_fields
 from .modeling_vanilla_transformer import shift_tokens_right
-from .outputs import new_file
 
 # names of the outputs of seq2seq models by kind of attention
 OUTPUTS = {
@@ -29,44 +30,6 @@ OUTPUTS = {
     "decoder": "decoder_attentions",
     "cross": "cross_attentions",
 }
-FORMATS = ("eps", "jpeg", "jpg", "pdf", "png", "ps", "svg", "svgz", "tif", "tiff", "webp")
-DPI = 100
-MAX_MAP_VALUES = 2**27  # weights of all layers and heads: one gigabyte
-# Inches: around the maps; of a side of a map in a grid, of a token in a map alone, and of a figure
-# at most.
-MARGIN_INCHES = 1.5
-MAP_INCHES = 1.5
-TOKEN_INCHES = 0.25
-MAX_INCHES = 50.0
-POINTS_PER_INCH = 72
-TINY_TEXT = 5  # points, for the tokens of one of several maps
-IMAGE_INCHES = 4.0  # side of a single image
-
-
-@dataclass
-class AttentionMaps:
-    """`weights` (layers, heads, T, S): how much the position that reads `queries[t]` looks at the
-    one that reads `keys[s]`."""
-
-    kind: str
-    weights: np.ndarray
-    queries: list[str]
-    keys: list[str]
-
-
-@dataclass
-class ImageAttentionMaps:
-    """The attention of the first token to each patch of an image.
-
-    Attributes:
-        weights: (layers, heads, rows, columns) of patches.
-        image: the preprocessed image (H, W, 3), 0 to 255.
-        patch: height and width of a patch in pixels.
-    """
-
-    weights: np.ndarray
-    image: np.ndarray
-    patch: tuple[int, int]
 
 
 def save_attention_maps(
@@ -95,14 +58,12 @@ def save_attention_maps(
         ValueError: for damaged files, a text without tokens or with more than maps can show, and an
             image of a size that the model does not read.
     """
-    if Path(out).suffix.lower().removeprefix(".") not in FORMATS:
-        raise UsageError(
-            f"{out} is not the name of an image, expected one that ends in .{', .'.join(FORMATS)}"
-        )
-    with new_file(out, force, [checkpoint]) as file:
+
+    def draw() -> Figure:
         model = load_checkpoint(checkpoint, variant)
-        figure = plot(compute_maps(model, checkpoint, texts, kind), layer, head)
-        figure.savefig(file, dpi=DPI)
+        return plot(compute_maps(model, checkpoint, texts, kind), layer, head)
+
+    save_figure(out, force, [checkpoint], draw)
 
 
 def compute_maps(
@@ -225,12 +186,7 @@ def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tex
         max(getattr(model.config, name) for name in depth_fields(model.config))
         * model.config.num_attention_heads
     )
-    max_tokens = math.isqrt(MAX_MAP_VALUES // maps)
-    if len(ids) > max_tokens:
-        raise ValueError(
-            f"a text has {len(ids)} tokens, expected at most {max_tokens} for the maps of {maps} "
-            f"attention heads"
-        )
+    check_length(len(ids), maps)
 
 
 def decoder_input_ids(
@@ -251,80 +207,3 @@ def decoder_input_ids(
     if not model.can_generate():
         raise UsageError(f"{type(model).__name__} cannot generate, expected a target")
     return model.generate(ids, do_sample=False, num_return_sequences=1)[:, :-1]
-
-
-def plot(
-    maps: AttentionMaps | ImageAttentionMaps, layer: int | None = None, head: int | None = None
-) -> Figure:
-    """Draw the maps of all layers and heads as a grid, or of one `layer` or `head`, counted from 0.
-
-    The tokens stand at the left and at the bottom, if they fit. Maps of an image are drawn over it.
-
-    Raises:
-        UsageError: for a layer or a head that does not exist.
-    """
-    layers = selected_indices("layer", layer, maps.weights.shape[0])
-    heads = selected_indices("head", head, maps.weights.shape[1])
-    # no pyplot, which would keep the figure alive
-    figure = Figure(figsize=figure_size(maps, layers, heads), layout="constrained")
-    grid = figure.subplots(len(layers), len(heads), squeeze=False)
-    for row, layer in zip(grid, layers):
-        for axes, head in zip(row, heads):
-            image = draw(axes, maps, maps.weights[layer, head])
-            axes.set_title(f"layer {layer}, head {head}", fontsize=8)
-            axes.set(xticks=[], yticks=[])
-    if isinstance(maps, ImageAttentionMaps):
-        figure.colorbar(image, ax=grid, label="attention of the first token")
-        return figure
-    label_tokens(grid, maps)
-    figure.colorbar(image, ax=grid, label=f"{maps.kind} attention")
-    figure.supxlabel("key")
-    figure.supylabel("query")
-    return figure
-
-
-def label_tokens(grid: np.ndarray, maps: AttentionMaps) -> None:
-    """Write the tokens of `maps` at the left and at the bottom of a `grid` of axes, if they fit."""
-    size, max_tokens = None, math.inf
-    if grid.size > 1:
-        size, max_tokens = TINY_TEXT, MAP_INCHES * POINTS_PER_INCH / TINY_TEXT
-    style = {"parse_math": False, "fontsize": size}  # a "$" in a token is not a formula
-    if len(maps.keys) <= max_tokens:
-        for axes in grid[-1]:
-            axes.set_xticks(range(len(maps.keys)), maps.keys, rotation=90, **style)
-    if len(maps.queries) <= max_tokens:
-        for axes in grid[:, 0]:
-            axes.set_yticks(range(len(maps.queries)), maps.queries, **style)
-
-
-def figure_size(
-    maps: AttentionMaps | ImageAttentionMaps, layers: Sequence[int], heads: Sequence[int]
-) -> list[float]:
-    """Return [width, height] in inches of a figure with the maps of `layers` and `heads`."""
-    if len(layers) > 1 or len(heads) > 1:
-        sides = [len(heads) * MAP_INCHES, len(layers) * MAP_INCHES]
-    elif isinstance(maps, ImageAttentionMaps):
-        sides = [IMAGE_INCHES, IMAGE_INCHES]
-    else:
-        sides = [len(maps.keys) * TOKEN_INCHES, len(maps.queries) * TOKEN_INCHES]
-    return [min(MARGIN_INCHES + side, MAX_INCHES) for side in sides]
-
-
-def draw(axes: Axes, maps: AttentionMaps | ImageAttentionMaps, weights: np.ndarray) -> AxesImage:
-    """Draw `weights`, the map of one head, into `axes`, and return the drawn image.
-
-    The color scale, from 0 to the largest weight in `maps`, is the same for all heads.
-    """
-    scale = {"vmin": 0, "vmax": maps.weights.max()}
-    if isinstance(maps, AttentionMaps):
-        return axes.imshow(weights, cmap="Blues", aspect="auto", **scale)
-    axes.imshow(maps.image)
-    height, width = (count * side for count, side in zip(weights.shape, maps.patch))
-    extent = (-0.5, width - 0.5, height - 0.5, -0.5)  # pixel centers are whole numbers
-    return axes.imshow(weights, cmap="inferno", alpha=0.6, extent=extent, **scale)
-
-
-def selected_indices(name: str, index: int | None, count: int) -> Sequence[int]:
-    if index is not None and not 0 <= index < count:
-        raise UsageError(f"{name} is {index}, expected one of 0 to {count - 1}")
-    return range(count) if index is None else [index]

@@ -102,6 +102,11 @@ def add_generation(parser: Parser) -> None:
         "encoder-decoder models"
     )
     parser.add_argument("--target-prefix", type=path, metavar="FILE", help=prefix_help)
+    keep_help = (
+        "regular expression of what a translation keeps, such as placeholders; needs an export "
+        "with an alignment graph; --set keep=true keeps {name}, %%s, <0>, addresses and the like"
+    )
+    parser.add_argument("--keep", type=unicode, metavar="PATTERN", help=keep_help)
     parser.add_argument(
         "--replace-unknowns",
         action="store_true",
@@ -211,8 +216,9 @@ def check_sources(args: argparse.Namespace) -> None:
         raise UsageError(
             "--output and --output-dir need --input and cannot be combined with --stream"
         )
-    if {"stream", "replace_unknowns"} <= flags:
-        raise UsageError("--replace-unknowns cannot be combined with --stream, expected one")
+    for name in ("replace_unknowns", "keep"):
+        if {"stream", name} <= flags:
+            raise UsageError(f"{flag(name)} cannot be combined with --stream, expected one")
     if "output_dir" not in flags and len(args.input or ()) > 1:
         raise UsageError(
             f"--input has {len(args.input)} files, expected one file or --output-dir DIR"
@@ -322,6 +328,7 @@ def open_predictions(args: argparse.Namespace, task: str | None) -> "Predictions
 
     options = generation_options(args) | language_settings(args)
     options |= {"replace_unknowns": True} if args.replace_unknowns else {}
+    options |= {} if args.keep is None else {"keep": args.keep}
     options |= dict(args.set)
     settings = runtime_settings(args) | ({} if args.workers is None else {"workers": args.workers})
     runtime = open_runtime(args.export, args.threads, **settings)

@@ -399,9 +399,11 @@ class Client:
         with self.request(inputs) as updates:
             return (await updates.get()).read_results()
 
-    async def stream(self, generation_input: GenerationInput) -> AsyncGenerator[Event, None]:
+    async def stream(
+        self, generation_input: GenerationInput, results: list[Generated] | None = None
+    ) -> AsyncGenerator[Event, None]:
         """Yield an event for each new token of all sequences. Closing the generator stops the
-        generation.
+        generation. The complete sequences are added to `results` at the end.
 
         Raises:
             RequestError: if the queue is full or the server is shutting down.
@@ -417,7 +419,9 @@ class Client:
                 is_last = update.is_last
                 for event in update.events:
                     yield event
-            update.read_results()  # raises the error, if there is one
+            [sequences] = update.read_results()  # which raises the error, if there is one
+            if results is not None:
+                results += sequences
 
     @contextlib.contextmanager
     def request(

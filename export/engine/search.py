@@ -155,6 +155,7 @@ class TokenSearch:
             self.processors(self.tokens[:, : self.longest], values)
         tokens = self.choose(values)
         if self.is_scored:
+            values[self.is_invalid] = 0
             self.sums += np.where(self.is_finished, 0, token_log_p(values, tokens))
         return self.append(tokens), None
 
@@ -458,7 +459,7 @@ def widened(sequences: np.ndarray, width: int, fill_token_id: int) -> np.ndarray
 
 
 # logits per run and thread: with their log-softmax they stay in the cache of a core
-CHUNK = 1 << 18
+CHUNK = 1 << 17
 # minimum logits for several threads: fewer take less time than the threads take to wake up
 MIN_SHARED_LOGITS = 1 << 19
 # written by tests/support/top_k_graph.py, because the runtime works without onnx

@@ -9,6 +9,7 @@ from ..errors import UsageError
 from ..heads import MAX_CHARACTERS, Task, find_task
 from ..inference.logits import row_seed
 from ..text.checks import check_choice
+from ..text.placeholders import keep_pattern
 from ..text.tasks.alignment import ALIGNMENTS
 from ..text.tasks.embedding import PRECISIONS
 from ..text.tasks.task import TaskCall, task_function
@@ -23,6 +24,8 @@ OF_TEXTS = {
     "target_prefix",
     "seeds",
     "replace_unknowns",
+    "markup",
+    "keep",
 }
 
 
@@ -71,6 +74,8 @@ class Predictions:
             )
         if self.alignments and self.is_scored:
             raise UsageError("alignments cannot be combined with scores or n_best, expected one")
+        if self.options.get("keep") not in (None, False) and (name is not None):
+            raise UsageError(f"keep cannot be combined with {name}, expected one")
         if self.generates:
             self.check_generation()
         if self.alignments is not None:
@@ -120,6 +125,7 @@ class Predictions:
         if source is not None:
             self.runtime.languages.ids("src_lang", source, 1)
         self.runtime.target_options(target, 1, self.generation_options)
+        keep_pattern(self.runtime, [], self.options.get("keep"))
 
     @property
     def generation_options(self) -> dict[str, Any]:

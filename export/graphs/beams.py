@@ -1,5 +1,5 @@
-"""Beam search as nodes, after the candidates of a step are known: which of them go on, which have
-finished, and whether a better one may follow.
+"""Beam search as nodes: the candidates of a step, which of them go on, which have finished, and
+whether a better one may follow.
 
 B inputs have K beams and C candidates, sorted by score. A score is the sum of log p.
 """
@@ -12,6 +12,7 @@ from onnx_ir import Value
 from ..inference.options import EXCLUDED_SCORE
 from .ops import Ops
 
+GROUP = 16  # adjacent values whose maximum is found first
 LOWEST = np.array(-np.inf, np.float32)
 HIGHEST = np.array(np.inf, np.float32)
 
@@ -34,6 +35,41 @@ class BeamRules(NamedTuple):
     stops: Value
     never: Value
     exists: Value | None = None
+
+
+def top_k(op: Ops, values: Value, count: Value, factor: int = 1) -> tuple[Value, Value]:
+    """Return the `count` (1,) largest of each row of `values` (R, N) and their indices, both (R,
+    count).
+
+    The largest comes first, and of equal ones the lowest index. Only the groups of adjacent values
+    with the largest maxima are sorted: no other group has one of the largest values. `factor` is a
+    known factor of N, which saves a copy if it is a multiple of `GROUP`.
+    """
+    is_padded = factor % GROUP != 0
+    groups = op("Reshape", fill_groups(op, values) if is_padded else values, [0, -1, GROUP])
+    best = best_groups(op, groups, count)
+    candidates = op("GatherND", groups, op("Unsqueeze", best, [2]), batch_dims=1)
+    largest, places = op.outputs(2, "TopK", op("Reshape", candidates, [0, -1]), count, axis=1)
+    first = op("Mul", op("GatherElements", best, op("Div", places, GROUP), axis=1), GROUP)
+    indices = op("Add", first, op("Mod", places, GROUP))
+    # beside NaN, padding may count as large
+    return largest, op("Min", indices, op("Sub", op.size(values, 1), 1)) if is_padded else indices
+
+
+def fill_groups(op: Ops, values: Value) -> Value:
+    """Return `values` (R, N) with -infinity at the end of each row, so that all groups are full."""
+    missing = op("Mod", op("Neg", op.size(values, 1)), GROUP)
+    return op("Pad", values, op.shape(0, missing), LOWEST, [1])
+
+
+def best_groups(op: Ops, groups: Value, count: Value) -> Value:
+    """Return the numbers (R, n) of the `count` of `groups` (R, W, `GROUP`) with the largest maxima,
+    or of all, in ascending order. So a TopK of their values prefers the lowest index."""
+    maxima = op("ReduceMax", groups, [2], keepdims=0)
+    count = op("Min", count, op.size(maxima, 1))
+    _, best = op.outputs(2, "TopK", maxima, count, axis=1, sorted=0)
+    ordered, _ = op.outputs(2, "TopK", best, count, axis=1, largest=0)
+    return ordered
 
 
 def running_beams(op: Ops, rules: BeamRules, scores: Value, ends: Value) -> list[Value]:

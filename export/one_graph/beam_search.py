@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from onnx_ir import Value
 
-from ..graphs.beams import BeamRules, finished_beams, improvable, running_beams
+from ..graphs.beams import BeamRules, finished_beams, improvable, running_beams, top_k
 from ..graphs.context import Values
 from ..graphs.ops import Ops
 from ..inference.options import EXCLUDED_SCORE
@@ -135,7 +135,7 @@ class Beams:
             ops("Reshape", log_p, ops("Concat", [-1], self.max_count, [size], axis=0)),
             ops("Unsqueeze", scores, [2]),
         )
-        best, indices = ops.outputs(2, "TopK", ops("Reshape", sums, [0, -1]), self.width, axis=-1)
+        best, indices = top_k(ops, ops("Reshape", sums, [0, -1]), self.width, size)
         return [best, ops("Mod", indices, size), ops("Div", indices, size)]
 
     def end(self, ops: Ops, states: list[Value]) -> list[Value]:

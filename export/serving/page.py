@@ -2,6 +2,7 @@
 server."""
 
 import base64
+import dataclasses
 import hashlib
 import re
 from collections.abc import AsyncGenerator
@@ -13,15 +14,18 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, Field
 
-from ..engine.inputs import GenerationInput
+from ..engine.inputs import Generated, GenerationInput
 from ..errors import RequestError
 from ..heads import IMAGE, find_task
-from ..text.tasks.translation import Plan, Splitting, join_parts
+from ..specs.alignment import ROLE as ALIGNMENT
+from ..text.tasks.alignment import Aligning, shifted
+from ..text.tasks.translation import Plan, Splitting, join_parts, join_results
 from .models import ServedModel
 from .protocols.protocol import Protocol, choose_model, name_in_path, served_models
 from .streams import EventStream, event
 from .translation.translator import call_off_loop, plan_inputs
 
+Fields = dict[str, Any]  # of an event
 MAX_TOKENS = 2048  # maximum number of tokens of a continuation
 PAGE = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
 
@@ -101,32 +105,38 @@ def describe_model(model: ServedModel) -> dict[str, Any]:
 async def stream(request: Request, body: PageRequest) -> EventStream:
     """Stream a translation or a continuation as server-sent events.
 
-    Each event is `{"text": ...}` with the next part. The last event is `{"done": true}`, or
-    `{"error": message}` if a later sentence is rejected. If the model fails, the stream ends
-    without either. Translations are greedy; a continuation is sampled if `temperature` is not 0."""
+    Each event is `{"text": ...}` with the next part. If the model has an alignment graph, an event
+    `{"alignments": ...}` follows the last part of a translation, as in /translate. The last event
+    is `{"done": true}`, or `{"error": message}` if a later sentence is rejected. If the model
+    fails, the stream ends without either. Translations are greedy; a continuation is sampled if
+    `temperature` is not 0."""
     model = await choose_model(
         request, lambda model: model.translates or model.completes, "generate text", body.model
     )
     pieces = await (translation(model, body) if model.translates else completion(model, body))
-    first = await anext(pieces, "")  # a rejected request raises here, before the status is sent
+    first = await anext(
+        pieces, {"text": ""}
+    )  # a rejected request raises here, before the status is sent
     return EventStream(events(first, pieces))
 
 
-async def events(first: str, pieces: AsyncGenerator[str, None]) -> AsyncGenerator[bytes, None]:
+async def events(
+    first: Fields, pieces: AsyncGenerator[Fields, None]
+) -> AsyncGenerator[bytes, None]:
     async with aclosing(pieces):
-        yield event({"text": first})
+        yield event(first)
         try:
-            async for piece in pieces:
-                yield event({"text": piece})
+            async for fields in pieces:
+                yield event(fields)
         except (RequestError, ValueError) as error:
             yield event({"error": str(error)})
             return
     yield event({"done": True})
 
 
-async def translation(model: ServedModel, body: PageRequest) -> AsyncGenerator[str, None]:
+async def translation(model: ServedModel, body: PageRequest) -> AsyncGenerator[Fields, None]:
     """Return an iterator over the parts of the translation that `translate` returns with greedy
-    search.
+    search, and then its alignments.
 
     Raises:
         RequestError: 400 for languages that the model does not translate; while iterating, if the
@@ -147,16 +157,40 @@ async def translation(model: ServedModel, body: PageRequest) -> AsyncGenerator[s
     plan, inputs = await call_off_loop(
         len(text), plan_inputs, model, [text], Splitting(keep=False), *languages, options
     )
-    return sentences(model, plan, inputs)
+    if ALIGNMENT not in model.info.specs:
+        return as_fields(sentences(model, plan, inputs, []))
+    inputs = [dataclasses.replace(row, is_aligned=True) for row in inputs]
+    return aligned_sentences(model, plan, inputs, len(text) - len(body.text))
+
+
+async def as_fields(pieces: AsyncGenerator[str, None]) -> AsyncGenerator[Fields, None]:
+    async with aclosing(pieces):
+        async for piece in pieces:
+            yield {"text": piece}
+
+
+async def aligned_sentences(
+    model: ServedModel, plan: Plan, inputs: list[GenerationInput], added: int
+) -> AsyncGenerator[Fields, None]:
+    """Yield the pieces of `sentences`, and then the alignments of the text, which has so many
+    characters `added` before it."""
+    results: list[Generated] = []
+    async with aclosing(as_fields(sentences(model, plan, inputs, results))) as pieces:
+        async for fields in pieces:
+            yield fields
+    rows = [row.source or [] for row in inputs]
+    [translated] = join_results(model.runtime, plan, rows, results, Aligning(True))
+    yield {"alignments": shifted(translated.alignments, -added, 0)}
 
 
 async def sentences(
-    model: ServedModel, plan: Plan, inputs: list[GenerationInput]
+    model: ServedModel, plan: Plan, inputs: list[GenerationInput], results: list[Generated]
 ) -> AsyncGenerator[str, None]:
     """Yield the translation of the only text of `plan` in pieces, as soon as they are generated.
 
-    `inputs` are the generation inputs of its sentences, translated one after another. White space
-    and untranslated parts of the text are yielded with the pieces.
+    `inputs` are the generation inputs of its sentences, translated one after another. What is
+    generated is added to `results`. White space and untranslated parts of the text are yielded
+    with the pieces.
     """
     waiting = iter(inputs)
     before: list[tuple[str, bool]] = []
@@ -164,7 +198,7 @@ async def sentences(
     for part in plan.parts[0]:
         text = "" if part.is_translated else part.text
         if part.is_translated:
-            async with aclosing(stream_text(model, next(waiting))) as pieces:
+            async with aclosing(stream_text(model, next(waiting), results)) as pieces:
                 async for piece in pieces:
                     text += piece
                     full_text = join_parts([*before, (text, True)])
@@ -175,7 +209,7 @@ async def sentences(
         yield rest
 
 
-async def completion(model: ServedModel, body: PageRequest) -> AsyncGenerator[str, None]:
+async def completion(model: ServedModel, body: PageRequest) -> AsyncGenerator[Fields, None]:
     assert model.scheduler is not None  # every model that completes has one
     [tokens] = await call_off_loop(len(body.text), model.runtime.rows, [body.text])
     max_new_tokens = max(
@@ -190,15 +224,17 @@ async def completion(model: ServedModel, body: PageRequest) -> AsyncGenerator[st
         tokens,
         {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": max_new_tokens, **sampled},
     )
-    return stream_text(model, prompt_input)
+    return as_fields(stream_text(model, prompt_input))
 
 
 async def stream_text(
-    model: ServedModel, generation_input: GenerationInput
+    model: ServedModel,
+    generation_input: GenerationInput,
+    results: list[Generated] | None = None,
 ) -> AsyncGenerator[str, None]:
     assert model.scheduler is not None
     detokenizer = model.runtime.detokenizer()
-    async with aclosing(model.scheduler.stream(generation_input)) as tokens:
+    async with aclosing(model.scheduler.stream(generation_input, results)) as tokens:
         async for token in tokens:
             if piece := detokenizer.add(token.token):
                 yield piece

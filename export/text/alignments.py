@@ -1,15 +1,14 @@
 """Word alignments: which word of a source a word of its translation came from.
 
 Weights of tokens become weights of words: the sum over the tokens of a source word, and the mean
-over the tokens of a target word. A word is a run of letters and digits, or one other character; in
-scripts without spaces it is a token.
+over the tokens of a target word. A word is a run of letters and digits, or one other character,
+which Moses may have escaped, as &apos;. In scripts without spaces it is a token.
 """
 
 import re
 import unicodedata
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 
 import numpy as np
 
@@ -22,7 +21,8 @@ NO_SPACES = re.compile(
 )
 
 
-RUNS = re.compile(r"\w+|[^\w\s]")  # words without their marks, and other characters
+# words without the marks on their letters, and other characters; Moses escapes some of these
+RUNS = re.compile(r"&(?:amp|apos|gt|lt|quot|#91|#93|#124);|\w+|[^\w\s]")
 
 
 def words(text: str, tokens: Collection[Span]) -> list[Span]:
@@ -86,36 +86,47 @@ def with_source_words(
     weights: np.ndarray,
     unknown: Sequence[int],
 ) -> tuple[tuple[str, str], tuple[list[Span], list[Span]]]:
-    """Return `texts`, a source and its translation, and the spans `tokens` of their tokens, with
-    source words in place of the words of the translation that have an unknown token.
+    """Return `texts`, a source and its translation, with source words for unknown ones, and the
+    spans `tokens` of their tokens.
 
-    Each is the source word to which the word attends most by the `weights` (T, S) of tokens.
-    `unknown` are the numbers of the unknown tokens. Those side by side are parts of one word.
+    A word of the translation with an unknown token becomes the source word to which it attends most
+    by the `weights` (T, S) of tokens. `unknown` are the numbers of the unknown tokens. Those side
+    by side are parts of one word.
     """
-    (source, target), unknowns = texts, whole_words(texts[1], [tokens[1][n] for n in unknown])
+    source, target = texts
+    unknowns = whole_words(target, [tokens[1][number] for number in unknown])
     known = words(source, tokens[0])
     of_words = word_weights(weights, shares(tokens[0], known), shares(tokens[1], unknowns))
-    found = [source[slice(*known[best])] for best in of_words.argmax(axis=1)] if known else []
-    text, last = "", 0
-    starts: list[int] = []  # where a token begins now, by the place where it began
-    ends: list[int] = []
-    end_of_text = (len(target), len(target)), ""
-    for (start, end), word in [*zip_longest(unknowns, found, fillvalue=""), end_of_text]:
-        text += target[last:start]
-        unmoved = range(len(text) - (start - last), len(text) + 1)
-        inside = max(end - start - 1, 0)
-        starts += [*unmoved, *[len(text)] * inside]
-        text += word
-        ends += [*unmoved, *[len(text)] * inside]
+    best = [(0, 0)] * len(unknowns)  # of a source without words
+    if known:
+        best = [known[number] for number in of_words.argmax(axis=1)]
+    text, places = with_replaced(target, unknowns, [source[start:end] for start, end in best])
+    spans = [(places[start][0], places[end][1]) for start, end in tokens[1]]
+    return (source, text), (tokens[0], spans)
+
+
+def with_replaced(
+    text: str, spans: Sequence[Span], replacements: Sequence[str]
+) -> tuple[str, list[Span]]:
+    """Return `text` with `replacements` for its `spans`, and for each old place the new ones of a
+    token that begins and of one that ends there. Tokens inside a span cover its replacement."""
+    result, last = "", 0
+    places: list[Span] = []
+    for (start, end), new in [*zip(spans, replacements), ((len(text), len(text)), "")]:
+        before = len(result)
+        result += text[last:start]
+        places += [(place, place) for place in range(before, len(result) + 1)]
+        inside = len(result), len(result) + len(new)
+        places += [inside] * (end - start - 1)
+        result += new
         last = end
-    moved = [(starts[start], ends[end]) for start, end in tokens[1]]
-    return (source, text), (tokens[0], moved)
+    return result, places
 
 
 def whole_words(text: str, spans: Sequence[Span]) -> list[Span]:
-    """Return `spans` in `text`, in order, without the white space around them, but with the letters
-    that touch them. Those that touch become one."""
-    found: list[Span] = []
+    """Return `spans` in `text`, in order, with the letters that touch them. White space around them
+    is left out. Those that touch become one."""
+    wholes: list[Span] = []
     for start, end in spans:
         start += len(text[start:end]) - len(text[start:end].lstrip())
         end = start + len(text[start:end].rstrip())
@@ -123,11 +134,11 @@ def whole_words(text: str, spans: Sequence[Span]) -> list[Span]:
             start -= 1
         while end < len(text) and is_of_word(text[end]):
             end += 1
-        if found and start <= found[-1][1]:
-            start = found.pop()[0]
+        if wholes and start <= wholes[-1][1]:
+            start = wholes.pop()[0]
         if start < end:
-            found.append((start, end))
-    return found
+            wholes.append((start, end))
+    return wholes
 
 
 def mutual_best(weights: np.ndarray) -> list[tuple[int, int]]:

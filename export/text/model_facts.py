@@ -94,10 +94,10 @@ def file_problems(info: ExportInfo) -> list[str]:
 
 
 def scale_problems(info: ExportInfo) -> list[str]:
-    """Return a warning for int8 on the target portable, whose activations have one scale for all
-    rows of a batch."""
+    """Return a warning for an encoder in int8 on the target portable, whose activations have one
+    scale for all rows of a batch."""
     target = info.manifest["target"]
-    if info.dtype != "int8" or not find_target(info).is_standard:
+    if info.generates or info.dtype != "int8" or not find_target(info).is_standard:
         return []
     problem = "in int8, where the rows of a batch change each other"
     return [f"{info.directory} is for the target {target} {problem}, expected the target cpu"]

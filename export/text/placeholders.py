@@ -46,7 +46,7 @@ def keep_pattern(runtime: Translator, texts: Iterable[str], keep: Keep) -> re.Pa
         runtime.info.check_alignment()
     if keep is False or ROLE not in runtime.info.specs:
         return None
-    patterns = [pattern or "", one_of(lacking_emoji(runtime, texts))]
+    patterns = [pattern or "", any_text(lacking_emoji(runtime, texts))]
     joined = "|".join(filter(None, patterns))
     return re.compile(joined) if joined else None
 
@@ -69,7 +69,7 @@ def checked_pattern(keep: Keep) -> str | None:
             ) from None
         return f"(?:{keep})"
     if isinstance(keep, list | tuple) and all(isinstance(text, str) and text for text in keep):
-        return one_of(keep)
+        return any_text(keep)
     raise UsageError(
         f"keep is {keep!r:.60}, expected True, a regular expression, or a list of strings that are "
         "not empty",
@@ -77,7 +77,7 @@ def checked_pattern(keep: Keep) -> str | None:
     )
 
 
-def one_of(texts: Iterable[str]) -> str:
+def any_text(texts: Iterable[str]) -> str:
     """Return a pattern of any of `texts`, the longest first. Names match as complete words."""
     return "|".join(
         rf"(?<!\w){re.escape(text)}(?!\w)"

@@ -337,7 +337,7 @@ def test_plot_is_drawn_from_result(tmp_path):
 def test_documentation_matches_measured_results():
     actual = pages.results()
     assert actual
-    others = [json.loads(each.RESULT.read_text()) for each in (embeddings, dtypes)]
+    others = [json.loads(file.read_text()) for file in (embeddings.RESULT, dtypes.RESULT)]
     for page, tables in pages.tables(actual, *others).items():
         page = (BENCHMARKS.parent / page).read_text()
         assert all(pages.filled(page, name, text) == page for name, text in tables.items())

@@ -41,6 +41,10 @@ class Case(NamedTuple):
     def generates(self) -> bool:
         return self.architecture in GENERATORS
 
+    @property
+    def is_aligned(self) -> bool:
+        return "Seq2SeqForConditional" in self.architecture and self.dtype != "bf16"
+
     def __str__(self) -> str:
         return f"{self.architecture}-{self.variant.replace(' ', '_')}-{self.dtype}"
 
@@ -92,7 +96,8 @@ def write(output: Path, case: Case) -> None:
         return
     checkpoint = output / "checkpoints" / str(case)
     write_checkpoint(case, checkpoint)
-    export(checkpoint, output / str(case), target="cuda", dtype=case.dtype)
+    options = {"dtype": case.dtype, "alignments": case.is_aligned}
+    export(checkpoint, output / str(case), target="cuda", **options)
 
 
 def main(output: Path) -> None:

@@ -3,6 +3,8 @@
 The kernels compute nothing, so tokens and outputs have only shapes here.
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
 from dry import (
@@ -44,6 +46,20 @@ def test_decoders_run_only_on_cuda_and_are_replayed(case):
     log.check_attention(case)
     assert len(log.starting("begin")) >= 2  # a greedy step, and a step with three beams
     assert len(log.starting("replay")) >= 3 * 18
+
+
+@pytest.mark.parametrize("case", [case for case in RUNS if case.is_aligned], ids=str)
+def test_alignment_graphs_run_on_cuda_after_searches_of_all_kinds(case):
+    prompts = inputs(case)
+    with sessions() as opened:
+        runtime = Runtime(EXPORTS / str(case))
+        for options in (GREEDY, BEAMS, GREEDY | dict(do_sample=True, seed=1)):
+            rows = runtime.inputs(*prompts.values(), None, options)
+            rows = [dataclasses.replace(row, is_aligned=True) for row in rows]
+            for row, [sequence] in zip(rows, runtime.sequences(rows), strict=True):
+                assert sequence.alignment.shape == (len(sequence.tokens), len(row.source))
+    [found] = [each for each in opened if each.get_outputs()[0].name == "cross_attentions"]
+    assert not is_replayed(found) and set(nodes_elsewhere(found)) <= SHAPES
 
 
 def is_replayed(session):

@@ -17,10 +17,12 @@ pytestmark = pytest.mark.skipif(CAPABILITY != 90, reason="the CPU is the same fo
 
 def compute_outputs(case):
     """Return the outputs of tokens that are not padding, or the scores of the most likely first
-    tokens."""
+    tokens and the weights of alignments."""
     runtime, arrays = Runtime(EXPORTS / str(case), device="cpu"), inputs(case)
     if case.generates:
-        return [runtime.generate_with_scores(**arrays, max_new_tokens=1)[1]]
+        pairs = ([5, 6, 7, 2], [8, 2]), ([1, 9, 10, 11], [1, 12])
+        weights = runtime.alignments(*pairs) if case.is_aligned else []
+        return [runtime.generate_with_scores(**arrays, max_new_tokens=1)[1], *weights]
     mask = arrays.get("attention_mask", np.ones(0)).astype(bool)
     outputs = runtime.outputs(**arrays).values()
     return [output[mask] if output.shape[:2] == mask.shape else output for output in outputs]

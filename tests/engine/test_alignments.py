@@ -46,8 +46,8 @@ def model_of(name):
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """A function from a name, a dtype, heads and options of the export to a model in torch and the
-    directory of its export, by default for cpu."""
+    """A function that exports a model, by default for cpu. It returns the model in torch and the
+    directory."""
     made = {}
 
     def make(name, dtype="fp32", heads=HEADS, **options):

@@ -30,6 +30,7 @@ ALLOWED = {
     "text": "errors heads specs inference engine",
     "text_runtime": "errors heads specs inference engine runtime text image_runtime",
     "image_runtime": "errors heads specs inference runtime text",
+    "attention_maps": "errors inference engine text_runtime",
     "files": "errors heads specs inference runtime text text_runtime image_runtime",
     "serving": "errors arguments heads specs inference engine text runtime "
     "text_runtime image_runtime",

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import dataclasses
 import hashlib
 import json
 import re
@@ -24,7 +25,7 @@ from vanilla_transformer_export.serving.app import create_app
 from vanilla_transformer_export.serving.models import ServedModels
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
-MOST_BYTES = 20 * 1024
+MOST_BYTES = 24 * 1024
 TEXT = "w5 w6 w30. W7 w9 w21!\n\n w20 w21 w22"
 
 
@@ -164,11 +165,25 @@ def test_page_needs_no_token_but_its_models_do():
 @pytest.mark.parametrize("text", [TEXT, "w5", "12. w5\n***", "\n w9 w12 w33.\n", "w5 w6. w8 w9."])
 def test_streamed_translation_matches_translate(app, served, text):
     answer = ask(app, "POST", "/page/stream", text=text, source="en", target="de", model="pair")
-    *pieces, last = events(answer)
+    *pieces, aligned, last = events(answer)
     assert last == {"done": True} and answer.headers["content-type"].startswith("text/event-stream")
-    expected = open_runtime(served, "pair").translate([text], num_beams=1)
-    assert ["".join(piece["text"] for piece in pieces)] == expected
-    assert len(pieces) > 1
+    [expected] = open_runtime(served, "pair").translate([text], num_beams=1, return_alignments=True)
+    assert "".join(piece["text"] for piece in pieces) == expected.text
+    pairs = [[list(one), list(other)] for one, other in expected.alignments]
+    assert aligned == {"alignments": pairs}
+    assert len(pieces) > 1 or text == "12. w5\n***"
+
+
+def test_translator_without_an_alignment_graph_streams_its_text_only(served):
+    pair = served.models["pair"]
+    specs = {role: spec for role, spec in pair.info.specs.items() if role != "alignment"}
+    info = dataclasses.replace(pair.info, specs=specs)
+    lacking = loaded_model("pair", pair.runtime, pair.scheduler, [("en", "de")])
+    lacking.plan = dataclasses.replace(lacking.plan, info=info)
+    other_app = create_app(ServedModels({"pair": lacking}), (page.PROTOCOL,))
+    answer = ask(other_app, "POST", "/page/stream", text=TEXT, source="en", target="de")
+    *pieces, last = events(answer)
+    assert last == {"done": True} and all([*piece] == ["text"] for piece in pieces)
 
 
 def test_streamed_generation_matches_generate(app, served):
@@ -213,7 +228,7 @@ class FailingEngine:
     def __init__(self, served):
         self.admission, self.closed = served.scheduler.admission, False
 
-    async def stream(self, job):
+    async def stream(self, job, results):
         try:
             for token in (5, 6):
                 yield Event(0, token)

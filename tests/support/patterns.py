@@ -3,7 +3,7 @@
 import random
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape, unescape
 from html.parser import HTMLParser
 
@@ -63,7 +63,7 @@ class Pattern:
 
 
 class Markup(HTMLParser):
-    """What a parser finds in HTML.
+    """The tags and the text that a parser finds in HTML.
 
     `tags` counts (name, attributes, parent) of elements and comments, `text` is that without tags,
     and `words` has the spans of text by the id of the element. `is_nested` is False if an end tag
@@ -107,3 +107,16 @@ class Markup(HTMLParser):
         self.text += data
         for tag, attributes in filter(None, self.stack):
             self.words.setdefault(dict(attributes).get("id", tag), []).append(span)
+
+    def numbers(self, words: Callable) -> dict[str, set[int]]:
+        """Return the numbers of the words in each element, by its id. `words` returns the spans of
+        the words of a text."""
+        spans = words(self.text, ())
+        return {
+            element: {
+                number
+                for number, (start, end) in enumerate(spans)
+                if any(start < last and first < end for first, last in runs)
+            }
+            for element, runs in self.words.items()
+        }

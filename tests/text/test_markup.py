@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from patterns import Markup
 
 from vanilla_transformer_export.text.alignments import Alignment, words
-from vanilla_transformer_export.text.markup import MarkedText, best_run, kept_texts
+from vanilla_transformer_export.text.markup import MarkedText, kept_texts
 from vanilla_transformer_export.text.markup_html import html_texts, html_tokens
+from vanilla_transformer_export.text.markup_places import best_run, with_marks
 from vanilla_transformer_export.text.placeholders import EMOJI, PLACEHOLDERS
 
 
@@ -35,7 +36,7 @@ def translate(parts, order=None):
     for part in parts:
         if isinstance(part, MarkedText):
             alignment = permuted(part.text, order)
-            part = part.translated(alignment.text, [alignment])
+            part = with_marks(part, alignment.text, [alignment])
         results.append(part)
     return "".join(results)
 
@@ -102,14 +103,14 @@ def test_marks_follow_their_words(html, order, expected):
 def test_unchanged_text_keeps_its_bytes():
     html = "a&nbsp;  <b> DOG </b>\n<code>x</code> , <!-- c --> b"
     [part] = html_texts(html)
-    assert part.translated(part.text, [permuted(part.text)]) == html
+    assert with_marks(part, part.text, [permuted(part.text)]) == html
 
 
 def test_element_with_the_larger_sum_has_a_word_that_two_want():
     [part] = html_texts("<b>x</b> <i>y</i> z")
     weights = np.array([[0.6, 0.3, 0.0], [0.1, 0.05, 0.8]], np.float32)
     alignment = Alignment("A B", words("x y z", ()), words("A B", ()), weights)
-    assert part.translated("A B", [alignment]) == "<b>A</b> <i>B</i>"
+    assert with_marks(part, "A B", [alignment]) == "<b>A</b> <i>B</i>"
 
 
 def test_elements_without_a_free_word_and_empty_translations_lose_nothing():
@@ -117,7 +118,7 @@ def test_elements_without_a_free_word_and_empty_translations_lose_nothing():
     for target in ("A", ""):
         weights = np.full((len(target), 3), 1 / 3, np.float32)
         alignment = Alignment(target, words("x y z", ()), words(target, ()), weights)
-        found = Markup(part.translated(target, [alignment]))
+        found = Markup(with_marks(part, target, [alignment]))
         assert found.tags == Markup("<b></b><i><u></u></i><code></code>").tags
         assert found.is_nested and sorted(found.text.split()) == sorted([*target, "c"])
 
@@ -148,7 +149,7 @@ def scrambled(part, rng):
         alignments.append(
             Alignment(target, source, spans, weights.reshape(len(spans), len(source)))
         )
-    return part.translated(target, alignments)
+    return with_marks(part, target, alignments)
 
 
 def markup_of(html):
@@ -200,7 +201,7 @@ def test_time_of_markup_is_not_quadratic(unit):
                     len(source)
                 )
                 alignments.append(Alignment("", spans, spans, weights))
-            part.translated(part.text.upper(), alignments)
+            with_marks(part, part.text.upper(), alignments)
     assert time.process_time() - start < 20  # quadratic time would be minutes
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from vanilla_transformer_export.text.markup import MarkedText
 from vanilla_transformer_export.text.markup_html import html_texts
+from vanilla_transformer_export.text.markup_places import with_marks
 
 
 def texts(html):
@@ -25,7 +26,7 @@ def replace(html, function, is_aligned=False):
     number = 0
     for place, part in enumerate(parts):
         if isinstance(part, MarkedText):
-            parts[place] = part.translated(function(number, part.text), [])
+            parts[place] = with_marks(part, function(number, part.text), [])
             number += 1
     return "".join(parts)
 

@@ -263,7 +263,7 @@ async def info(request: Request, model: str | None = None) -> Response:
     arrangement, limit = served.plan.arrangement, None
     if served.reads_texts:
         limit = cut_length(served, max_row_length(served.info.config, settings.max_source))
-    facts = {
+    facts: dict[str, Any] = {
         "model_id": served.name,
         "model_sha": None,
         "model_dtype": DTYPES.get(dtype, dtype),

@@ -15,7 +15,7 @@ WEIGHT_DIGITS = 4  # after the point, of weights in JSON
 
 
 class Aligning(NamedTuple):
-    """What a call does with alignments: return them, or replace unknown words by them."""
+    """The uses of alignments in a call: to return them, and to replace unknown words."""
 
     return_alignments: bool = False
     replace_unknowns: bool = False
@@ -134,15 +134,15 @@ def moses_pairs(source: str, translation: Alignment | Translation) -> str:
 
 
 def soft_alignment(source: str, translation: Alignment) -> dict[str, Any]:
-    """Return the words of `source` and of its `translation`, each with its span, and the `weights`
-    of each target word for all source words, as JSON."""
+    """Return the words of `source` and of its `translation` with their spans, as JSON, and the
+    `weights` of each target word for all source words."""
 
-    def described(text: str, spans: list[Span]) -> list[dict[str, Any]]:
+    def with_spans(text: str, spans: list[Span]) -> list[dict[str, Any]]:
         return [{"word": text[start:end], "start": start, "end": end} for start, end in spans]
 
     return {
-        "source": described(source, translation.source),
-        "target": described(translation.text, translation.target),
+        "source": with_spans(source, translation.source),
+        "target": with_spans(translation.text, translation.target),
         "weights": translation.weights.astype(float).round(WEIGHT_DIGITS).tolist(),
     }
 

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import unescape
-from itertools import compress
+from itertools import chain, compress
 from typing import Any, NamedTuple
 
 from ...engine.inputs import Generated, check_options, with_targets
@@ -16,8 +16,9 @@ from ...inference.options import Options, check_seeds, check_single
 from ..alignments import Alignment, diagonal_alignment, moved
 from ..checks import check_choice, check_flags, check_texts
 from ..languages import Choice
-from ..markup import MarkedText, kept_texts
+from ..markup import MarkedText, kept_line, kept_texts
 from ..markup_html import html_texts
+from ..markup_places import with_marks
 from ..placeholders import Keep, keep_pattern
 from ..text_model import Translator
 from .alignment import (
@@ -139,11 +140,7 @@ class Splitting(NamedTuple):
         `markup` or `keep` is set then, because spans do not count marks."""
         if not aligning.return_alignments:
             return self
-        for name, value in (("markup", self.markup), ("keep", self.keep)):
-            if value is not None and value is not False:
-                raise UsageError(
-                    f"{name} is {value!r:.60} with alignments, expected only one of them", name
-                )
+        check_unmarked(markup=self.markup, keep=self.keep)
         return self._replace(keep=False)
 
     def in_language(self, runtime: Translator, src_lang: str | None) -> "Splitting":
@@ -152,6 +149,33 @@ class Splitting(NamedTuple):
         `src_lang` is a name of the model, None for its default source language.
         """
         return self._replace(language=self.language or runtime.sentence_languages.get(src_lang))
+
+
+def check_unmarked(**options: Any) -> None:
+    """Raise UsageError if one of `options` is set with alignments, whose spans do not count
+    marks."""
+    for name, value in options.items():
+        if value is not None and value is not False:
+            raise UsageError(
+                f"{name} is {value!r:.60} with alignments, expected only one of them", name
+            )
+
+
+def generate_marked(
+    runtime: Any, texts: list[str], keep: Keep, *arguments: Any, **options: Any
+) -> list[str]:
+    """Return what `TextRuntime.generate` returns for `texts` with `keep`. The other arguments are
+    those of its call after `texts`, with alignments."""
+    kept = keep_pattern(runtime, check_texts(texts), keep)
+    marked = [kept_line(text, kept) for text in texts]
+    # a text of placeholders only is generated for nothing
+    sources = [text.text or text.raw for text in marked]
+    aligned = runtime.generate(sources, *arguments, **options)
+    copies = len(aligned) // len(texts)
+    return [
+        with_marks(text, alignment.text, [alignment]) if text.text else text.raw
+        for text, alignment in zip(chain.from_iterable([line] * copies for line in marked), aligned)
+    ]
 
 
 class Part(NamedTuple):
@@ -251,10 +275,10 @@ def join_segment(segment: Segment, translated: Iterator[Translated]) -> str:
     """Return the translation of `segment`, whose sentences are the next of `translated`."""
     parts, marked = segment
     if marked is not None and marked.marks:
-        return marked.translated(*join_sentences(parts, translated))
+        return with_marks(marked, *join_sentences(parts, translated))
     texts = translated_parts(parts, translated)
-    joined = join_parts([(text_of(text), part.is_sentence) for text, part in zip(texts, parts)])
-    return joined if marked is None else marked.translated(joined, [])
+    joined = join_parts([(plain_text(text), part.is_sentence) for text, part in zip(texts, parts)])
+    return joined if marked is None else with_marks(marked, joined, [])
 
 
 def translated_parts(
@@ -265,7 +289,7 @@ def translated_parts(
     return (next(translated) if part.is_translated else part.text for part in parts)
 
 
-def text_of(translated: Translated) -> str:
+def plain_text(translated: Translated) -> str:
     return translated if isinstance(translated, str) else translated.text
 
 
@@ -278,7 +302,7 @@ def join_sentences(
     The sentences that are translated are the next of `translated`.
     """
     results = [*translated_parts(parts, translated)]
-    texts = [(text_of(result), part.is_sentence) for result, part in zip(results, parts)]
+    texts = [(plain_text(result), part.is_sentence) for result, part in zip(results, parts)]
     joined = ""
     alignments = []
     for part, result, spaced in zip(parts, results, spaced_parts(texts)):

@@ -81,6 +81,68 @@ def test_translation_is_shown_with_its_language(page, server):
     assert found.locator("p").get_attribute("lang") == "de"
 
 
+def origins(page):
+    """Return (word of the translation, words of the source) that are highlighted now."""
+    target = page.locator("#output .shown").all_inner_texts()
+    return "".join(target), page.locator("#origin .shown").all_inner_texts()
+
+
+def aligned_words(server, text, translation):
+    """Return [(word of `translation`, word of `text`)] in order, of the server's greedy search."""
+    path = "/models/translator-en-de/predict/translation"
+    parameters = {"num_beams": 1, "return_alignments": True}
+    [answer] = server.post(path, inputs=text, parameters=parameters)
+    assert answer["translation_text"] == translation
+    return [(translation[slice(*one)], text[slice(*other)]) for other, one in answer["alignments"]]
+
+
+def test_source_words_are_shown_for_a_word_that_is_pointed_at(page, server, shots):
+    found = send(page, "translator-en-de")
+    text = f"{ENGLISH} \U0001f600 A dog."  # places are counted in characters of Unicode
+    page.get_by_role("textbox", name="Text").fill(text)
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("#origin p")).to_have_text(text)
+    expected = aligned_words(server, text, found.inner_text())
+    words = found.locator(".word")
+    assert words.all_inner_texts() == [word for word, _ in expected] and len(expected) > 10
+    for number in (1, 3, len(expected) - 2):
+        words.nth(number).hover()
+        assert origins(page) == (expected[number][0], [expected[number][1]])
+    page.screenshot(path=shots / f"origins-{page.width}.png", full_page=True)
+    page.get_by_role("heading", level=1).hover()
+    assert origins(page) == ("", [])
+    assert page.complaints == []
+
+
+def test_source_words_are_shown_for_a_word_that_has_the_focus(page, server):
+    found = send(page, "translator-en-de")
+    expected = aligned_words(server, ENGLISH, found.inner_text())
+    page.get_by_role("button", name="Translate").focus()
+    page.keyboard.press("Tab")
+    place = 0
+    keys = {"ArrowRight": 1, "ArrowLeft": -1, "Home": -99, "End": 99}
+    for key in (
+        "",
+        "ArrowRight",
+        "ArrowRight",
+        "ArrowLeft",
+        "End",
+        "ArrowRight",
+        "Home",
+        "ArrowLeft",
+    ):
+        if key:
+            page.keyboard.press(key)
+        place = min(max(place + keys.get(key, 0), 0), len(expected) - 1)
+        assert origins(page) == (expected[place][0], [expected[place][1]])
+        focused = page.locator(":focus")
+        described = page.locator(f"#{focused.get_attribute('aria-describedby')}")
+        assert described.inner_text() == expected[place][1]
+    assert found.locator("[tabindex='0']").count() == 1
+    select_model(page, "poet")
+    expect(page.locator("#origin")).to_be_hidden()
+
+
 def test_continuation_is_shown_after_prompt(page, server):
     found = send(page, "poet")
     page.get_by_role("spinbutton", name="Maximum new tokens").fill("9")

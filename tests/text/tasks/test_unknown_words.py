@@ -1,6 +1,7 @@
 """Tests of `replace_unknowns`, with a seeded model whose target words are often unknown."""
 
 import json
+import re
 
 import pytest
 from checkpoints import EOS, PAD, START
@@ -124,3 +125,14 @@ def test_wrong_uses_are_errors(runtime, directory):
         runtime.translate(TEXTS, replace_unknowns="yes")
     message = read_error("generate", directory, "--replace-unknowns", "--stream", "w10")
     assert "--replace-unknowns cannot be combined with --stream" in message
+
+
+def test_unknown_words_beside_markup_are_replaced_too(runtime):
+    """The text without its tags is the translation of the text without tags."""
+    plain = runtime.translate([TEXTS[1]], replace_unknowns=True, **OPTIONS)
+    html = "<b>w12</b> Zug <i>w13</i>"
+    [found] = runtime.translate([html], markup="html", replace_unknowns=True, **OPTIONS)
+    assert found.count("<b>") == found.count("</b>") == found.count("<i>") == 1
+    assert [re.sub("<.*?>", "", found)] == plain
+    [kept] = runtime.translate(["w12 {x} w13"], keep=True, replace_unknowns=True, **OPTIONS)
+    assert kept.count("{x}") == 1
