@@ -155,7 +155,7 @@ class TokenSearch:
             self.processors(self.tokens[:, : self.longest], values)
         tokens = self.choose(values)
         if self.is_scored:
-            values[self.is_invalid] = 0
+            values[tokens == NO_TOKEN] = 0
             self.sums += np.where(self.is_finished, 0, token_log_p(values, tokens))
         return self.append(tokens), None
 
