@@ -1,7 +1,7 @@
-"""Checks of inputs against the spec of a graph, padding, and batches of rows of similar length."""
+"""Checks of inputs against the spec of a graph, padding, and runs of rows of similar length."""
 
 import reprlib
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -308,9 +308,3 @@ def last_lengths(mask: np.ndarray) -> list[int]:
     """
     ends = mask * np.arange(1, mask.shape[-1] + 1)
     return np.maximum(ends.reshape(len(mask), -1).max(axis=1), 1).tolist()
-
-
-def batches(rows: Sequence[Sized], size: int) -> list[list[int]]:
-    """Return lists of at most `size` indices of `rows`, sorted by length, shortest first."""
-    order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
-    return [order[start : start + size] for start in range(0, len(order), size)]
