@@ -120,8 +120,10 @@ def add_generation(parser: Parser) -> None:
         parser,
         "--keep",
         TEXT,
-        "regular expression of what a translation keeps, such as placeholders; needs an export "
-        "with an alignment graph; --set keep=true keeps {name}, %s, <0>, addresses and the like",
+        "regular expression of what translations keep; without one, placeholders such as {name} "
+        "and %s, and addresses; needs an export with an alignment graph",
+        nargs="?",
+        const=True,
         metavar="PATTERN",
     )
     add_argument(

@@ -47,7 +47,15 @@ def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
         if bart.is_decoder(theirs)
         else {"share_encoder_decoder_embeddings": theirs.share_encoder_decoder_embeddings}
     )
-    return sinusoidal_fields(theirs, names) | shares
+    return sinusoidal_fields(theirs, names) | shares | alignment(theirs)
+
+
+def alignment(theirs: Theirs) -> Fields:
+    """Return the field `alignment_heads` of a translator: the first head of the last layer, which
+    Marian's guided alignment trains (Chen et al. 2016) and CTranslate2 reads."""
+    if theirs.architectures[0] != "MarianMTModel":
+        return {}
+    return {"alignment_heads": [[theirs.decoder_layers - 1, 0, "made"]]}
 
 
 def sinusoidal_fields(theirs: Theirs, names: TensorNames) -> Fields:
