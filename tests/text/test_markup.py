@@ -123,11 +123,21 @@ def test_elements_without_a_free_word_and_empty_translations_lose_nothing():
         assert found.is_nested and sorted(found.text.split()) == sorted([*target, "c"])
 
 
-@given(st.lists(st.floats(-1, 1), min_size=1, max_size=12))
-def test_best_run_has_the_largest_sum(gains):
-    total, start, end = best_run(np.array(gains))
-    sums = [sum(gains[i:j]) for i in range(len(gains)) for j in range(i + 1, len(gains) + 1)]
-    assert total == pytest.approx(max(sums)) and sum(gains[start:end]) == pytest.approx(total)
+@given(st.lists(st.tuples(st.floats(-1, 1), st.booleans()), min_size=1, max_size=12))
+def test_best_run_has_the_largest_sum_of_free_words(words):
+    gains, is_free = zip(*words)
+    sums = {
+        (i, j): sum(gains[i:j])
+        for i in range(len(gains))
+        for j in range(i + 1, len(gains) + 1)
+        if all(is_free[i:j])
+    }
+    total, start, end = best_run(gains, is_free)
+    if not sums:
+        assert start == end
+    else:
+        assert total == pytest.approx(max(sums.values()))
+        assert sums[start, end] == pytest.approx(total)
 
 
 # ------------------------------------------------------------------------------ any HTML, any order
