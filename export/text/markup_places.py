@@ -115,6 +115,8 @@ class Placement:
         word = bisect_left(self.source_starts, atom.start)  # the word after it
         if atom.precedes_word and word < len(self.source_starts):
             gap = self.best_word(word)
+        elif atom.kind == IMAGE and atom.has_space_before and word == len(self.source_starts):
+            gap = high  # an icon at the end stays there
         else:
             gap = self.best_word(word - 1) + 1 if word else low
         gap = min(max(gap, low), high)

@@ -73,6 +73,7 @@ def translate(parts, order=None):
         ),
         ("a <b><img></b> dog", [1, 0], "DOG A <b><img></b>"),
         ("men<sup>1</sup> run.<a>[2]</a>", [1, 0, 2], "RUN MEN<sup>1</sup>.<a>[2]</a>"),
+        ("big dogs <a href=x>&para;</a>", [1, 0], "DOGS BIG <a href=x>&para;</a>"),
         ("<sup>1</sup>see me", [1, 0], "ME <sup>1</sup>SEE"),
         ("drink H<sub>2</sub>O now", [1, 0], "NOW DRINK H<sub>2</sub>O"),
         (
