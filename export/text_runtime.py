@@ -106,7 +106,6 @@ class TextRuntime:
         self.close()
 
     # What is read of the export when it is first needed, and the tasks.
-    sentence_languages = functools.cached_property(sentence_languages)
     translate = translation.translate
     classify = classification.classify
     zero_shot = classification.zero_shot
@@ -323,6 +322,11 @@ class TextRuntime:
         is_first = self.languages.target == "forced_bos_token_id"
         language = options.forced_bos_token_id if is_first else None
         return [] if language is None else [language]
+
+    @functools.cached_property
+    def sentence_languages(self) -> dict[str | None, str]:
+        """The code of the language whose rules split sentences, by the name of the language."""
+        return sentence_languages(self.info, self.languages)
 
     @functools.cached_property
     def tokenizer_settings(self) -> TokenizerSettings:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,9 +27,6 @@ from .inputs import (
 from .limits import shutting_down
 from .model import OnnxModel, open_for_workers
 from .queue import Batch, ClientRequest, RequestQueue
-
-if TYPE_CHECKING:
-    from .process import ProcessEngine
 
 # Seconds until a thread must release the GIL. A worker waits for the GIL after each run of a graph,
 # and Python's default of 5 ms is longer than a step of a small model. Measured: 30 % more requests
@@ -348,6 +345,27 @@ def overloaded(
     )
 
 
+class ClientEngine(Protocol):
+    """The part of an `Engine` that clients use. It runs in this process or in another one."""
+
+    @property
+    def is_closed(self) -> bool: ...
+
+    @property
+    def waiting(self) -> int: ...
+
+    @property
+    def running(self) -> int: ...
+
+    def start(self, observe: Observe) -> object: ...
+
+    def put(
+        self, inputs: Sequence[GenerationInput], receive: Receive, streams: bool
+    ) -> Callable[[], None]: ...
+
+    def close(self) -> None: ...
+
+
 class Client:
     """The requests of one export, in any event loop.
 
@@ -356,7 +374,7 @@ class Client:
         engine: computes the requests, in this process or in another one; `start` starts it.
     """
 
-    def __init__(self, admission: Admission, engine: "Engine | ProcessEngine"):
+    def __init__(self, admission: Admission, engine: ClientEngine):
         self.admission = admission
         self.engine = engine
         self.room = Room(admission.max_waiting)

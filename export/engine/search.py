@@ -112,7 +112,10 @@ class TokenSearch:
             of the processed logits, before temperature and the filters of sampling.
     """
 
-    states = ("tokens", "lengths", "limits", "uniforms", "sums", "is_finished", "is_invalid")
+    states: tuple[str, ...] = (
+        *("tokens", "lengths", "limits", "uniforms", "sums"),
+        *("is_finished", "is_invalid"),
+    )
     problem = "no token can be generated: all are suppressed, or the logits are not finite"
 
     def __init__(
@@ -126,7 +129,7 @@ class TokenSearch:
         self.options, self.fill = options, options.fill_token_id
         self.end_tokens = frozenset((*options.eos_token_ids, NO_TOKEN))
         self.processors = processors
-        self.uniforms = np.array(uniforms or [None] * len(limits), object)
+        self.uniforms = np.array([*uniforms] if uniforms else [None] * len(limits), object)
         self.is_scored = is_scored
         self.is_plain = not (processors or options.do_sample or is_scored)
         self.tokens = np.full((len(limits), min(limits.max(), INITIAL_CAPACITY)), self.fill)
@@ -152,7 +155,7 @@ class TokenSearch:
             self.processors(self.tokens[:, : self.longest], values)
         tokens = self.choose(values)
         if self.is_scored:
-            values[self.is_invalid] = 0
+            values[tokens == NO_TOKEN] = 0
             self.sums += np.where(self.is_finished, 0, token_log_p(values, tokens))
         return self.append(tokens), None
 
@@ -220,7 +223,7 @@ class BeamSearch:
     change the log p of each token."""
 
     # `ended` are the best K finished hypotheses, best first, with a length of 0 where there is none
-    states = (
+    states: tuple[str, ...] = (
         *("tokens", "scores", "lengths", "can_improve", "is_finished", "is_invalid"),
         *("ended_tokens", "ended_scores", "ended_lengths", "worst"),
     )

@@ -12,7 +12,7 @@ Pseudo-perplexity (Salazar et al. 2020) masks one token at a time and reads all 
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,7 +27,7 @@ from vanilla_transformer.training.metrics import check_tokenize
 from ..errors import UsageError
 from ..heads import HEADS
 from ..inference.export_info import MANIFEST
-from ..inference.inputs import batches, pad_sequences
+from ..inference.inputs import pad_sequences
 from ..inference.logits import log_sum_exp
 from ..inference.options import Options, check, check_single
 from ..inference.rows import GenerationRequest
@@ -446,3 +446,9 @@ class TorchEngine:
     def steps(self, ids: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         """Yield (0, logits (B, T, V)) of all tokens `ids` (B, T) at once."""
         yield 0, self.logits(ids, np.ones_like(ids))
+
+
+def batches(rows: Sequence[Sized], size: int) -> list[list[int]]:
+    """Return lists of at most `size` indices of `rows`, sorted by length, shortest first."""
+    order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
+    return [order[start : start + size] for start in range(0, len(order), size)]

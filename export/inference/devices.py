@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from .cpu_info import CpuInfo
 from .cpu_quota import cpu_quota
 
 # Older versions fail in the cpu target's graphs; versions up to 1.26 crash the process.
@@ -41,6 +40,7 @@ GPU_FIELDS = ("name", "driver_version", "memory.total", "compute_cap")
 WITH_LIBRARIES = "pip install 'onnxruntime-gpu[cuda,cudnn]'"
 CUDA = "CUDAExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"
+CPUINFO = Path("/proc/cpuinfo")
 # instructions that select the integer matmul kernels
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni")
 
@@ -106,15 +106,15 @@ def facts() -> dict:
     available = providers()
     if CUDA in available:
         preload()
-    cpu = CpuInfo.detect()
+    processor, instructions = cpu_facts()
     report = {
         "python": platform.python_version(),
         "packages": installed_versions(),
         "threads": available_cpus(),
         "cpus": visible_cpus(),
         "cpu_quota": cpu_quota(),
-        "processor": cpu.name,
-        "instructions": sorted(cpu.instructions.intersection(INSTRUCTIONS)),
+        "processor": processor,
+        "instructions": sorted(instructions.intersection(INSTRUCTIONS)),
         "providers": available,
         "onnxruntime_problem": onnxruntime_problem(),
         "libraries": {
@@ -240,6 +240,20 @@ def is_whole(distribution: Distribution) -> bool:
     return bool(sizes) and all(
         path.is_file() and path.stat().st_size == size for size, path in sizes
     )
+
+
+def cpu_facts() -> tuple[str, set[str]]:
+    """Return the name of this machine's CPU, and the Linux names of its instructions, none if they
+    are unknown."""
+    try:
+        first = CPUINFO.read_text().split("\n\n")[0]
+    except OSError:
+        return platform.processor() or platform.machine(), set()
+    pairs = (line.partition(":") for line in first.splitlines())
+    facts = {name.strip(): value.strip() for name, _, value in pairs}
+    kind = [f"{name} {facts[name]}" for name in ("cpu family", "model") if name in facts]
+    name = ", ".join([facts.get("model name") or platform.machine(), *kind])
+    return name, set(facts.get("flags", "").split())
 
 
 def visible_cpus() -> int:

@@ -1,17 +1,14 @@
-"""Checks of inputs against the spec of a graph, padding, and batches of rows of similar length."""
+"""Checks of inputs against the spec of a graph, padding, and runs of rows of similar length."""
 
 import reprlib
-from collections.abc import Sequence, Sized
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from ..specs.graph_spec import LONG, GraphSpec, TensorSpec, concrete_shape
 from ..specs.sequences import pair
 from .config import LEARNED_POSITIONS
-
-if TYPE_CHECKING:
-    from .session import Session
 
 # Tokens in one run of a full-sequence graph: per thread on CPUs, and on a GPU
 MAX_TOKENS, MAX_GPU_TOKENS = 256, 16384
@@ -228,14 +225,17 @@ def max_run_tokens(device: str, threads: int) -> int:
 
 
 def run_by_length(
-    session: "Session", spec: GraphSpec, feeds: dict[str, np.ndarray], max_tokens: int
+    run: Callable[[list[str], dict[str, np.ndarray]], list[np.ndarray]],
+    spec: GraphSpec,
+    feeds: dict[str, np.ndarray],
+    max_tokens: int,
 ) -> dict[str, np.ndarray]:
     """Run a graph in batches of similar length and return the outputs of `spec` by name.
 
     Without a mask, all rows run at once. Outputs that no run computes are 0.
 
     Args:
-        session: session of the graph.
+        run: runs the graph, see `Session.run`.
         spec: spec of the graph.
         feeds: checked inputs by name.
         max_tokens: maximum tokens per run. More would only take memory.
@@ -246,14 +246,14 @@ def run_by_length(
     )
     source_length = feeds["attention_mask"].shape[-1] if groups else 0
     if len(groups) < 2 and not (groups and LONG <= groups[0][1] < source_length):
-        return dict(zip(names, session.run(names, feeds), strict=True))
+        return dict(zip(names, run(names, feeds), strict=True))
     trimmed = [tensor.name for tensor in spec.inputs if tensor.shape[-1] == "source_length"]
     sizes = {"batch_size": len(feeds["attention_mask"]), "source_length": source_length}
     results: dict[str, np.ndarray] = {}
     for rows, longest in groups:
         batch = {name: array[rows] for name, array in feeds.items()}
         batch |= {name: batch[name][..., :longest] for name in trimmed}
-        for tensor, values in zip(spec.outputs, session.run(names, batch), strict=True):
+        for tensor, values in zip(spec.outputs, run(names, batch), strict=True):
             store_rows(results, tensor, sizes, rows, values)
     return results
 
@@ -308,9 +308,3 @@ def last_lengths(mask: np.ndarray) -> list[int]:
     """
     ends = mask * np.arange(1, mask.shape[-1] + 1)
     return np.maximum(ends.reshape(len(mask), -1).max(axis=1), 1).tolist()
-
-
-def batches(rows: Sequence[Sized], size: int) -> list[list[int]]:
-    """Return lists of at most `size` indices of `rows`, sorted by length, shortest first."""
-    order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
-    return [order[start : start + size] for start in range(0, len(order), size)]

@@ -204,7 +204,7 @@ class LoadedExport:
     def outputs(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the outputs of the encoder by name, for checked inputs `feeds` by name."""
         spec = self.specs["encoder"]
-        return run_by_length(self.sessions["encoder"], spec, feeds, self.max_tokens)
+        return run_by_length(self.sessions["encoder"].run, spec, feeds, self.max_tokens)
 
     def encode(self, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
         """Return the outputs of the encoder by name, for checked ids and mask (B, S) of sources."""

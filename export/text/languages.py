@@ -7,15 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import UsageError, did_you_mean, nearest
 from ..heads import TRANSLATE, has_task
 from ..inference.export_info import CARD, MANIFEST, ExportInfo
 from .language_names import NAMES, shorten_codes
-
-if TYPE_CHECKING:
-    from .text_model import Translator
 
 LANGUAGE_WORD = re.compile(r">>[^\s<>]*<<")  # Marian's word for a language, at the start of a text
 
@@ -294,18 +291,18 @@ def model_languages(
     return list(candidates) if len(candidates) == 1 else []
 
 
-def sentence_languages(runtime: "Translator") -> dict[str | None, str]:
+def sentence_languages(info: ExportInfo, languages: Languages) -> dict[str | None, str]:
     """Return {src_lang: code of the language whose rules split sentences}.
 
     The key None is the model's default source language. Languages without a known code are missing.
     """
     codes: dict[str | None, str] = {
-        name: code for code, name in names_by_code(runtime.languages.tokens).items()
+        name: code for code, name in names_by_code(languages.tokens).items()
     }
     sources = (
-        {source for source, _ in model_languages(runtime.info, runtime.languages)}
+        {source for source, _ in model_languages(info, languages)}
         if not codes
-        else {codes[runtime.languages.source]}
+        else {codes[languages.source]}
     )
     return codes | ({None: sources.pop()} if len(sources) == 1 else {})
 

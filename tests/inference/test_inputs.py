@@ -56,11 +56,11 @@ def test_image_graph_runs_with_generic_input_checks(session):
     feeds = check_inputs(SPEC.inputs, {"pixel_values": images}, "Pictures")
     assert feeds["pixel_values"].dtype == np.float32 and feeds["kind"].tolist() == [0, 0, 0, 0]
     # there is no mask, so rows are not grouped by length
-    result = run_by_length(session, SPEC, feeds, max_tokens=1)
+    result = run_by_length(session.run, SPEC, feeds, max_tokens=1)
     np.testing.assert_allclose(result["means"], images.mean(axis=(2, 3)), atol=1e-6)
     kinds = np.array([0, 4, 1, 2], np.int8)
     feeds = check_inputs(SPEC.inputs, {"pixel_values": images, "kind": kinds}, "Pictures")
-    result = run_by_length(session, SPEC, feeds, max_tokens=1)
+    result = run_by_length(session.run, SPEC, feeds, max_tokens=1)
     np.testing.assert_allclose(
         result["means"], images.mean(axis=(2, 3)) + kinds[:, None], atol=1e-6
     )

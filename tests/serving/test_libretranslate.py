@@ -521,7 +521,9 @@ def test_sentences_are_split_in_the_language_of_the_text(alone, monkeypatch):
         {"eng_Latn": 40, "spa_Latn": 41}, "eng_Latn", [None], [EOS], "forced_bos_token_id"
     )
     monkeypatch.setattr(alone, "languages", languages)
-    monkeypatch.setattr(alone, "sentence_languages", sentence_languages(alone))
+    monkeypatch.setattr(
+        alone, "sentence_languages", sentence_languages(alone.info, alone.languages)
+    )
     text = "w1 Gov. W2"  # an abbreviation in English, not in Spanish
 
     def count(splitting, src_lang):
@@ -543,7 +545,9 @@ def test_long_texts_are_split_in_the_language_of_the_text(load, monkeypatch):
         {"eng_Latn": 40, "spa_Latn": 41}, "eng_Latn", [None], [EOS], "forced_bos_token_id"
     )
     monkeypatch.setattr(runtime, "languages", languages)
-    monkeypatch.setattr(runtime, "sentence_languages", sentence_languages(runtime))
+    monkeypatch.setattr(
+        runtime, "sentence_languages", sentence_languages(runtime.info, runtime.languages)
+    )
     texts, options = ["w1 Gov. W2 " * 900], {"max_new_tokens": 5}
     plan, inputs = plan_inputs(served_model, texts, Splitting(), "spa_Latn", "eng_Latn", options)
     assert len(plan.sentences) == len(inputs) == 901

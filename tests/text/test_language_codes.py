@@ -129,7 +129,9 @@ def test_language_pair_is_read_from_model_card(tmp_path, text, expected):
     if text is not None:
         (tmp_path / "README.md").write_text(text)
     assert model_languages(info, Languages()) == expected
-    assert [*sentence_languages(runtime).values()] == [source for source, _ in expected]
+    assert [*sentence_languages(runtime.info, runtime.languages).values()] == [
+        source for source, _ in expected
+    ]
     assert model_languages(info, Languages(), [("it", "pt"), ("it", "pt")]) == [("it", "pt")]
     runtime.info.architecture = "VanillaSeq2SeqForSequenceClassification"
     assert model_languages(info, Languages(), [("it", "pt")]) == []
