@@ -103,10 +103,12 @@ def add_generation(parser: Parser) -> None:
     )
     parser.add_argument("--target-prefix", type=path, metavar="FILE", help=prefix_help)
     keep_help = (
-        "regular expression of what a translation keeps, such as placeholders; needs an export "
-        "with an alignment graph; --set keep=true keeps {name}, %%s, <0>, addresses and the like"
+        "regular expression of what translations keep; without one, placeholders such as {name} "
+        "and %%s, and addresses; needs an export with an alignment graph"
     )
-    parser.add_argument("--keep", type=unicode, metavar="PATTERN", help=keep_help)
+    parser.add_argument(
+        "--keep", type=unicode, nargs="?", const=True, metavar="PATTERN", help=keep_help
+    )
     parser.add_argument(
         "--replace-unknowns",
         action="store_true",

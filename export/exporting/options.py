@@ -220,7 +220,7 @@ class ExportOptions:
         "instead of one per row; faster",
         check=check_calibrate,
     )
-    alignments: File | bool = option(
+    alignments: str | os.PathLike | bool = option(
         PATH_OR_FLAG,
         False,
         alignments_help,

@@ -108,8 +108,10 @@ def with_source_words(
 def with_replaced(
     text: str, spans: Sequence[Span], replacements: Sequence[str]
 ) -> tuple[str, list[Span]]:
-    """Return `text` with `replacements` for its `spans`, and for each old place the new ones of a
-    token that begins and of one that ends there. Tokens inside a span cover its replacement."""
+    """Return `text` with `replacements` for its `spans`, and the new places for each old one.
+
+    They are those of a token that begins there and of one that ends there. Tokens inside a span
+    cover its replacement."""
     result, last = "", 0
     places: list[Span] = []
     for (start, end), new in [*zip(spans, replacements), ((len(text), len(text)), "")]:

@@ -18,6 +18,7 @@ PLACEHOLDERS = "|".join(
         r"(?<![\w.+-])[\w.+-]++@[\w-]+(?:\.[\w-]+)+",
     ]
 )
+NAME = re.compile(r"\w[\w\s'-]*")  # matches as complete words
 # blocks of symbols and pictographs, of which those that a vocabulary lacks are kept
 EMOJI_BASE = (
     "[\u203c\u2049\u2122\u2139\u2190-\u21ff\u2300-\u23ff\u24c2\u25a0-\u27bf\u2900-\u297f"
@@ -80,9 +81,7 @@ def checked_pattern(keep: Keep) -> str | None:
 def any_text(texts: Iterable[str]) -> str:
     """Return a pattern of any of `texts`, the longest first. Names match as complete words."""
     return "|".join(
-        rf"(?<!\w){re.escape(text)}(?!\w)"
-        if text[:1].isalnum() and text[-1:].isalnum()
-        else re.escape(text)
+        rf"(?<!\w){re.escape(text)}(?!\w)" if NAME.fullmatch(text) else re.escape(text)
         for text in sorted(set(texts), key=lambda text: (-len(text), text))
     )
 

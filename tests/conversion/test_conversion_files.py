@@ -563,6 +563,16 @@ def test_converted_opt_keeps_leading_token_and_generates_same_text(tmp_path):
     assert any(result)
 
 
+def test_words_of_a_converted_marian_are_aligned_by_the_first_head_of_the_last_layer(tmp_path):
+    """The head that CTranslate2 reads, and that Marian's guided training aligns."""
+    directory, _ = save_checkpoint("MarianMTModel", "marian", tmp_path, decoder_layers=3)
+    convert(directory, tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["alignment_heads"] == [[2, 0, "made"]]
+    manifest = export(directory, tmp_path / "export", target="cpu", cases=1)
+    assert manifest["alignment"] == {"heads": [[2, 0, "made"]]}
+
+
 def test_converted_marian_has_a_tokenizer_and_gives_same_translations(tmp_path):
     (tmp_path / "text").write_text(
         "\n".join(f"a man sees the dog number {i} in the park" for i in range(200))

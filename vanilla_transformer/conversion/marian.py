@@ -54,7 +54,15 @@ def to_vanilla_config(
         if bart.is_decoder(architecture)
         else {"share_encoder_decoder_embeddings": theirs.share_encoder_decoder_embeddings}
     )
-    return sinusoidal_fields(theirs, architecture, names) | shares
+    return sinusoidal_fields(theirs, architecture, names) | shares | alignment(theirs, architecture)
+
+
+def alignment(theirs: PreTrainedConfig, architecture: str) -> Fields:
+    """Return the field `alignment_heads` of a translator: the first head of the last layer, which
+    Marian's guided alignment trains (Chen et al. 2016) and CTranslate2 reads."""
+    if architecture != "MarianMTModel":
+        return {}
+    return {"alignment_heads": [[theirs.decoder_layers - 1, 0, "made"]]}
 
 
 def sinusoidal_fields(

@@ -214,7 +214,7 @@ def response_fields(
     aligned: list[Any] = []
     if body.alignments:
         aligned = [best.alignments for best, *_ in translations]
-        translations = [[each.text for each in group] for group in translations]
+        translations = [[result.text for result in group] for group in translations]
     fields: dict[str, list] = {"translatedText": [best for best, *_ in translations]}
     if body.source == AUTO:
         fields["detectedLanguage"] = [{"confidence": 0, "language": direction.source}] * len(
@@ -265,8 +265,8 @@ async def translate_items(
             if aligning.return_alignments:
                 added = len(text) - len(texts[index])  # a language word
                 translations[index] = [
-                    each._replace(alignments=shifted(each.alignments, -added, 0))
-                    for each in outputs
+                    result._replace(alignments=shifted(result.alignments, -added, 0))
+                    for result in outputs
                 ]
     return translations
 

@@ -152,6 +152,18 @@ def test_heads_of_a_portable_export_are_chosen_on_its_own_graph(
     assert number > 200 and right / number > 0.95
 
 
+def test_flag_alone_keeps_the_heads_of_the_card_and_certify_compares_them(tmp_path, capsys):
+    out = tmp_path / "out"
+    main(["export", str(CARD), str(out), "--alignments"])
+    heads = json.loads((CARD / "config.json").read_text())["alignment_heads"]
+    assert json.loads((out / "manifest.json").read_text())["alignment"] == {"heads": heads}
+    capsys.readouterr()
+    main(["certify", str(out)])
+    assert "alignment" in capsys.readouterr().out
+    graph = out / "onnx/alignment_model.onnx"
+    assert graph.stat().st_size < (out / "onnx/decoder_model_merged.onnx").stat().st_size
+
+
 def test_portable_export_says_that_it_has_no_alignment_graph(tmp_path):
     export(CARD, tmp_path / "export", cases=1)
     runtime = TextRuntime(tmp_path / "export")

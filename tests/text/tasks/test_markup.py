@@ -14,6 +14,7 @@ from messages import raises
 from patterns import Markup, Pattern
 
 from vanilla_transformer_export import TextRuntime, export
+from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.files.predictions import Predictions
 from vanilla_transformer_export.files.run import Runner
@@ -235,6 +236,22 @@ def test_files_keep_placeholders(german, tmp_path):
         Runner(Predictions(german, task, options)).to_file(tmp_path / "in", tmp_path / task)
         lines = (tmp_path / task).read_text().split("\n")
         assert lines[0].count("{name}") == 1 and lines[1:] == ["", "%s", ""]
+
+
+def test_command_line_keeps_placeholders(german, capsys):
+    directory = str(german.info.directory)
+    text = "A dog {name} is sleeping."
+    for flags, keep in ((["--keep"], True), (["--keep", "{name}"], ["{name}"])):
+        main(["generate", directory, text, "--num-beams", "1", *flags])
+        assert capsys.readouterr().out.splitlines() == german.generate([text], keep=keep, **GREEDY)
+    html = "A <b>dog</b> {name}."
+    options = ["--task", "translate", "--set", "markup=html", "--num-beams", "1", "--keep"]
+    main(["predict", directory, html, *options])
+    expected = german.translate([html], markup="html", keep=True, **GREEDY)
+    assert capsys.readouterr().out.splitlines() == expected
+    with pytest.raises(SystemExit):
+        main(["generate", directory, text, "--stream", "--keep"])
+    assert "--keep cannot be combined with --stream" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
