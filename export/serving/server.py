@@ -3,6 +3,7 @@ before it stops."""
 
 import asyncio
 import contextlib
+import functools
 import math
 import os
 import socket
@@ -154,7 +155,8 @@ class Server:
         serving = asyncio.create_task(self.uvicorn.serve(sockets=[listener]))
         while not self.uvicorn.started and not serving.done():
             await asyncio.sleep(0.001)
-        watching = asyncio.create_task(self.service.watch(self.sweep))
+        sweep = functools.partial(self.connections.sweep, self.uvicorn.server_state.connections)
+        watching = asyncio.create_task(self.service.watch(sweep))
         try:
             with self.signals():
                 host, port = listener.getsockname()[:2]
@@ -169,10 +171,6 @@ class Server:
             self.uvicorn.must_exit.set()
             await serving
             self.service.close()
-
-    def sweep(self) -> bool:
-        """Close connections that are idle or stuck. Return True if any are open."""
-        return self.connections.sweep(self.uvicorn.server_state.connections)
 
     async def start(self) -> bool:
         """Load the models. Return False if a signal or `fail` stopped the server before they were

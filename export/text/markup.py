@@ -20,6 +20,7 @@ CLOSING_MARKS = ".,;:!?…%)]}»”’'\"。、，！？"  # no space before the
 # A footnote such as `<sup>1</sup>` or `<a>[*]</a>` stands directly behind or before a word, or
 # behind a mark that does not divide a number, or a closing quote.
 FOOTNOTE = re.compile(r"[\d*†‡§¶#]")
+SIGN = re.compile(r"\s*[*†‡§¶#]+\s*")
 QUOTES = "\"'”’»"
 BEFORE_FOOTNOTE = re.compile(rf"(?:[^\W_]|(?<!\d)[{re.escape(CLOSING_MARKS)}])(?<!\s[{QUOTES}])$")
 
@@ -223,37 +224,45 @@ class MarkedTextBuilder:
         """Add the end tag of the innermost open element. `raw` is that element, and `following` the
         character after it.
 
-        An element without letters that is empty or touches a word becomes an atom.
+        An element without letters becomes an atom if it is empty, a sign such as a pilcrow, or a
+        footnote that touches a word.
         """
         opened = self.open.pop()
         element = opened.element
         element.end, element.closing = self.length, closing
-        is_empty = element.end == element.start
-        if is_empty or (self.num_words == opened.num_words and self.is_footnote(opened, following)):
-            self.replace_element(opened, raw, not is_empty)
-            if not is_empty and not opened.space and following.isalpha():
+        content = "" if self.num_words > opened.num_words else self.text_after(opened)
+        if element.end == element.start:
+            kinds = [mark.kind for mark in element.marks if isinstance(mark, Atom)]
+            self.replace_element(opened, raw, max(kinds, default=HIDDEN))
+        elif SIGN.fullmatch(content):
+            self.replace_element(opened, raw, IMAGE)
+        elif FOOTNOTE.search(content) and self.touches_word(opened, content, following):
+            self.replace_element(opened, raw, WORD)
+            if not opened.space and following.isalpha():
                 self.complete_word()
 
-    def is_footnote(self, opened: OpenElement, following: str) -> bool:
-        """Return True if the element `opened`, without letters, is a footnote of the word before it
-        or of that after it, which begins with `following`."""
+    def text_after(self, opened: OpenElement) -> str:
+        """Return the text since the start of the element `opened`."""
+        return "".join(self.pieces[opened.num_pieces :])
+
+    def touches_word(self, opened: OpenElement, content: str, following: str) -> bool:
+        """Return True if the `content` of the element `opened` touches a word, of which it may be a
+        footnote, or another atom. `following` is the character after the element."""
         before = "".join(self.pieces[max(opened.num_pieces - 2, 0) : opened.num_pieces])[-2:]
-        content = "".join(self.pieces[opened.num_pieces :])
         is_behind = not (opened.space or content[:1].isspace()) and BEFORE_FOOTNOTE.search(before)
         follows_atom = any(atom.kind == WORD for atom in opened.waiting)
         is_before = not self.space and following.isalnum()
         touched = (before[-1:] if is_behind or follows_atom else "") + following * is_before
-        return bool(touched and FOOTNOTE.search(content) and not NO_SPACES.search(touched))
+        return bool(touched) and not NO_SPACES.search(touched)
 
-    def replace_element(self, opened: OpenElement, raw: str, has_text: bool) -> None:
-        """Replace the element `opened`, the last mark, by an atom."""
+    def replace_element(self, opened: OpenElement, raw: str, kind: int) -> None:
+        """Replace the element `opened`, the last mark, by an atom of the `kind`."""
         self.siblings.pop()
         del self.pieces[opened.num_pieces :]
         self.length = opened.element.start
         self.waiting = opened.waiting
         space, self.space = self.space, opened.space
-        kinds = [mark.kind for mark in opened.element.marks if isinstance(mark, Atom)]
-        self.add_atom(raw, WORD if has_text else max(kinds, default=HIDDEN))
+        self.add_atom(raw, kind)
         self.space = opened.space or space
 
     def complete_word(self) -> None:

@@ -8,6 +8,7 @@ An atom goes beside the translation of the word that it touches, else of the wor
 import heapq
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -114,6 +115,8 @@ class Placement:
         word = bisect_left(self.source_starts, atom.start)  # the word after it
         if atom.precedes_word and word < len(self.source_starts):
             gap = self.best_word(word)
+        elif atom.kind == IMAGE and atom.has_space_before and word == len(self.source_starts):
+            gap = high  # an icon at the end stays there
         else:
             gap = self.best_word(word - 1) + 1 if word else low
         gap = min(max(gap, low), high)
@@ -213,36 +216,45 @@ def word_shares(weights: np.ndarray) -> np.ndarray:
 
 
 def separate_runs(gains: dict[int, Gains], within: Run) -> dict[int, Run]:
-    """Return the run of each number of `gains`, (first word, gains of the words from there on), in
-    the run `within`. Runs do not overlap. Those with larger sums come first."""
+    """Return the run of each number of `gains` in the run `within`. Runs do not overlap. Those with
+    larger sums come first."""
     low, high = within
-    is_free = np.ones(high - low, bool)
-    queue: list[tuple[float, int, int, int]] = []
+    is_free = [True] * (high - low)
+    queue: list[tuple[float, int, Run]] = []
     runs: dict[int, Run] = {}
-
-    def push(number: int) -> None:
-        start, values = gains[number]
-        free = is_free[start - low : start - low + len(values)]
-        if free.any():
-            # no run with the largest sum has a word that is not free
-            total, first, end = best_run(np.where(free, values, -len(values)))
-            heapq.heappush(queue, (-total, number, start + first, start + end))
-
     for number in gains:
-        push(number)
+        push_run(queue, number, gains[number], low, is_free)
     while queue:
-        _, number, start, end = heapq.heappop(queue)
-        if is_free[start - low : end - low].all():
-            is_free[start - low : end - low] = False
+        _, number, (start, end) = heapq.heappop(queue)
+        if all(is_free[start - low : end - low]):
+            is_free[start - low : end - low] = [False] * (end - start)
             runs[number] = start, end
         else:
-            push(number)
+            push_run(queue, number, gains[number], low, is_free)
     return runs
 
 
-def best_run(gains: np.ndarray) -> tuple[float, int, int]:
-    """Return (sum, start, end) of the run with the largest sum of `gains`, of at least one."""
-    sums = np.concatenate([[0.0], np.cumsum(gains)])
-    totals = sums[1:] - np.minimum.accumulate(sums[:-1])
-    end = int(totals.argmax()) + 1
-    return float(totals[end - 1]), int(sums[:end].argmin()), end
+def push_run(
+    queue: list[tuple[float, int, Run]], number: int, gains: Gains, low: int, is_free: list[bool]
+) -> None:
+    """Add the best run of free words, if any is free, for the element `number`. The words of
+    `is_free` begin with `low`."""
+    first, values = gains
+    free = is_free[first - low : first - low + len(values)]
+    total, start, end = best_run(values.tolist(), free)
+    if start < end:
+        heapq.heappush(queue, (-total, number, (first + start, first + end)))
+
+
+def best_run(gains: Sequence[float], is_free: Sequence[bool]) -> tuple[float, int, int]:
+    """Return (sum, start, end) of the run of free words with the largest sum of `gains`. It has one
+    word at least, if any is free."""
+    best = (-float("inf"), 0, 0)
+    start, total = 0, 0.0
+    for word, (gain, free) in enumerate(zip(gains, is_free)):
+        if total < 0 or not free:
+            start, total = word + (not free), 0.0
+        if free:
+            total += gain
+            best = max(best, (total, start, word + 1), key=itemgetter(0))
+    return best
