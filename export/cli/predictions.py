@@ -153,7 +153,7 @@ def add_generation(parser: Parser) -> None:
         "each pair); default: moses",
         nargs="?",
         const="moses",
-        metavar="FORM",
+        metavar="AS",
     )
     add_generation_options(parser)
 
