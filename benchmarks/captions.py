@@ -22,7 +22,7 @@ from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from transformers import pipeline
 
 import vanilla_transformer  # noqa: F401  registers the models and the translation pipeline
-from vanilla_transformer.training.data import read_lines, read_parallel
+from vanilla_transformer.training.data import read_files, read_lines
 from vanilla_transformer.training.metrics import bleu_metric
 from vanilla_transformer.training.noise import NOISE
 
@@ -54,12 +54,12 @@ def score(outputs: list[str], references: list[str], tokenize: str) -> dict:
 
 def text_scores(translate: Translate, data: Path, text: str) -> list[dict]:
     """Return the scores of both forms of a text."""
-    sources, targets = zip(*read_parallel(data / f"{text}.en.gz", data / f"{text}.de.gz"))
+    sources, targets = read_files([data / f"{text}.{side}.gz" for side in ("en", "de")])
     tokens = read_lines(data / f"{text}.lc.norm.tok.de.gz")
-    outputs = translate(list(sources))
+    outputs = translate(sources)
     alike = sum(map(str.__eq__, lowercased(targets), tokens))
     return [
-        {"text": text, "form": "cased", **score(outputs, list(targets), "13a")},
+        {"text": text, "form": "cased", **score(outputs, targets, "13a")},
         {
             "text": text,
             "form": "lower-cased",
@@ -71,11 +71,11 @@ def text_scores(translate: Translate, data: Path, text: str) -> list[dict]:
 
 def noise_scores(translate: Translate, data: Path) -> list[dict]:
     """Return the score of `val` with each kind of noise in its sources."""
-    sources, targets = zip(*read_parallel(data / "val.en.gz", data / "val.de.gz"))
+    sources, targets = read_files([data / "val.en.gz", data / "val.de.gz"])
     results = []
     for name, change in NOISE.items():
         outputs = translate([change(source, Random(source)) for source in sources])
-        results.append({"text": f"val, {name}", **score(outputs, list(targets), "13a")})
+        results.append({"text": f"val, {name}", **score(outputs, targets, "13a")})
     return results
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .errors import UsageError, did_you_mean
-from .shared.options import COUNT, COUNT_OR_0, Kind
+from .shared.options import Kind
 from .terminal import flush_output
 
 FLAG = re.compile(r"--\w[\w-]*")
@@ -91,18 +91,30 @@ def add_options(
     """
     for field in fields:
         kind, name = field.metadata["kind"], flag(field)
-        help = help_text(field).replace("%", "%%")
-        settings: dict[str, Any] = {"dest": field.name, "default": None, "help": help}
+        help = help_text(field)
         if kind.metavar or source:
-            settings["help"] += default_note(field, source)
-        if kind.metavar:
-            settings |= {"type": read_as(kind), "metavar": kind.metavar}
-            settings["action"] = "append" if kind.collect else "store"
-            settings |= {} if kind.alone is None else {"nargs": "?", "const": kind.alone}
-        else:  # what the source turns on can be turned off
-            settings["action"] = argparse.BooleanOptionalAction if source else "store_true"
+            help += default_note(field, source)
+        settings: dict[str, Any] = {"dest": field.name, "default": None}
+        if source and not kind.metavar:  # what the source turns on can be turned off
+            settings["action"] = argparse.BooleanOptionalAction
         if name:
-            group.add_argument(name, **settings)
+            add_argument(group, name, kind, help, **settings)
+
+
+def add_argument(
+    group: argparse._ActionsContainer, name: str, kind: Kind, help: str, **settings: Any
+) -> None:
+    """Add an argument, or a flag that begins with --, for a value of the `kind`. `settings` are
+    those of argparse, and take precedence."""
+    shape: dict[str, Any] = {"action": "store_true"}
+    if kind.metavar:
+        metavar = kind.metavar if name.startswith("-") else name.upper()
+        action = "append" if kind.collect else "store"
+        shape = {"type": read_as(kind), "metavar": metavar, "action": action}
+        shape |= {} if kind.alone is None else {"nargs": "?", "const": kind.alone}
+    if settings.get("default") not in (None, []):
+        help += f"; default: {settings['default']}"
+    group.add_argument(name, help=help.replace("%", "%%"), **shape | settings)
 
 
 def set_options(args: argparse.Namespace, fields: Iterable[dataclasses.Field]) -> dict[str, Any]:
@@ -143,14 +155,7 @@ def add_set(parser: Parser, help: str) -> None:
 
     `help` is the flag's line in the help text, without the form of VALUE, which is added.
     """
-    parser.add_argument(
-        "--set",
-        type=key_value,
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help=f"{help}; {SET_HELP}",
-    )
+    add_argument(parser, "--set", KEY_VALUE, f"{help}; {SET_HELP}", default=[])
 
 
 def add_output(parser: Parser, help: str) -> None:
@@ -158,8 +163,8 @@ def add_output(parser: Parser, help: str) -> None:
 
     `help` is the line of OUTPUT in the help text.
     """
-    parser.add_argument("positional_output", type=path, nargs="?", metavar="OUTPUT", help=help)
-    parser.add_argument("--output", type=path, help="OUTPUT as a flag")
+    add_argument(parser, "positional_output", PATH, help, nargs="?", metavar="OUTPUT")
+    add_argument(parser, "--output", PATH, "OUTPUT as a flag", metavar="OUTPUT")
 
 
 def get_output(args: argparse.Namespace) -> Path:
@@ -278,6 +283,9 @@ def choices(what: str, known: Collection[str]) -> Kind:
     return Kind(expected, lambda value: value in known, choice_type(what, known), metavar)
 
 
-positive, natural = read_as(COUNT), read_as(COUNT_OR_0)
 TEXT = Kind("a text", lambda value: isinstance(value, str), unicode, "NAME")
+TEXTS = TEXT._replace(collect=list)
 PATH = Kind("a path", lambda value: isinstance(value, str | os.PathLike), path, "FILE")
+DIRECTORY = PATH._replace(metavar="DIR")
+SOURCE = PATH._replace(read=source, metavar="NAME")  # a directory, or an id of the Hub
+KEY_VALUE = Kind("key=value", lambda value: True, key_value, "KEY=VALUE", dict)

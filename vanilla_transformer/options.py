@@ -8,7 +8,7 @@ variables and documentation are made from the fields.
 import dataclasses
 import math
 import reprlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any, NamedTuple, TypeGuard
 
@@ -119,6 +119,11 @@ def as_list(value: Any) -> list | tuple:
     if value is None:
         return []
     return value if isinstance(value, list | tuple) else [value]
+
+
+def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `values` that are not None, by name."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def to_python(value: Any) -> Any:

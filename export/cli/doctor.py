@@ -3,16 +3,11 @@
 import argparse
 import json
 
-from ..arguments import Parser
 from ..terminal import say
-from .verbs import verb
+from .verbs import add_json, verb
 
 
-def doctor_arguments(parser: Parser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-@verb("show installed packages, and where each target runs", doctor_arguments, extras="cpu")
+@verb("show installed packages, and where each target runs", add_json, extras="cpu")
 def doctor(args: argparse.Namespace) -> None:
     from ..inference.devices import facts
 

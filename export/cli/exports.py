@@ -10,37 +10,42 @@ from typing import BinaryIO
 
 from ..arguments import (
     DTYPE_HELP,
+    PATH,
+    SOURCE,
+    TEXT,
     Parser,
+    add_argument,
     add_options,
     add_output,
-    choice_type,
+    choices,
     get_output,
-    natural,
-    path,
-    positive,
     set_options,
-    source,
 )
 from ..inference.session import ATTENTION_KERNELS, CAPTURE, FUSIONS
+from ..shared.options import COUNT, COUNT_OR_0
 from ..shared.outputs import regular_file, whole_file
 from ..terminal import say
 from .verbs import (
     CHECKPOINT,
+    DTYPE,
+    EXPORT,
     add_device,
     add_generation_options,
     add_language_arguments,
     add_variant,
     add_workers,
     generation_options,
-    language_settings,
+    set_arguments,
     verb,
 )
+
+METRIC_SETTINGS = ("source", "references", "text", "labels", "bleu_tokenize")
 
 
 def export_arguments(parser: Parser) -> None:
     from ..exporting.options import FIELDS
 
-    parser.add_argument("checkpoint", type=source, metavar="CHECKPOINT", help=CHECKPOINT)
+    add_argument(parser, "checkpoint", SOURCE, CHECKPOINT)
     add_output(parser, "export directory to write")
     add_options(parser, FIELDS.values())
 
@@ -99,22 +104,10 @@ def example_input(form: tuple[str, ...]) -> str:
 
 
 def verify_arguments(parser: Parser) -> None:
-    parser.add_argument("export", type=path, metavar="EXPORT", help="export directory")
-    parser.add_argument("checkpoint", type=source, metavar="CHECKPOINT", help=CHECKPOINT)
-    parser.add_argument(
-        "--cases",
-        type=positive,
-        default=60,
-        metavar="N",
-        help="number of random batches to compare; default: %(default)s",
-    )
-    parser.add_argument(
-        "--seed",
-        type=natural,
-        default=0,
-        metavar="N",
-        help="seed of the random batches; default: %(default)s",
-    )
+    add_argument(parser, "export", PATH, EXPORT)
+    add_argument(parser, "checkpoint", SOURCE, CHECKPOINT)
+    add_argument(parser, "--cases", COUNT, "number of random batches to compare", default=60)
+    add_argument(parser, "--seed", COUNT_OR_0, "seed of the random batches", default=0)
     add_variant(parser)
     add_metric_arguments(parser)
 
@@ -129,9 +122,9 @@ def verify(args: argparse.Namespace) -> None:
     from ..inference.export_info import read_export_info
     from ..proof.verify import verify
 
-    if settings := metric_settings(args):
+    if settings := set_arguments(args, *METRIC_SETTINGS):
         args.extras = evaluate.extras  # named by the error if a package of a metric is missing
-        settings |= {"batch_size": args.batch_size, "variant": args.variant}
+        settings |= set_arguments(args, "batch_size", "variant")
     model = load_checkpoint(args.checkpoint, args.variant)
     dtypes = read_export_info(args.export).dtypes
     reports = {
@@ -149,32 +142,30 @@ def verify(args: argparse.Namespace) -> None:
 
 
 def certify_arguments(parser: Parser) -> None:
-    parser.add_argument("export", type=path, metavar="EXPORT", help="export directory")
+    add_argument(parser, "export", PATH, EXPORT)
     add_device(parser)
-    parser.add_argument("--dtype", help="dtype of the weights; default: each of the export")
+    add_argument(parser, "--dtype", DTYPE, "dtype of the weights; default: each of the export")
     report_help = "file for a report about the checks, the export and this machine, in JSON"
-    parser.add_argument("--output", type=path, metavar="FILE", help=report_help)
+    add_argument(parser, "--output", PATH, report_help)
     causes = parser.add_argument_group(
         "causes of failures",
         "Run the checks with one thing changed, to see whether they pass then.",
     )
-    without_help = (
-        "capture: without CUDA graphs; fusions: without onnxruntime's rewriting of graphs, and "
-        "without CUDA graphs; may be repeated"
-    )
-    causes.add_argument(
+    add_argument(
+        causes,
         "--without",
-        type=choice_type("part", (CAPTURE, FUSIONS)),
-        action="append",
+        choices("part", (CAPTURE, FUSIONS))._replace(collect=list),
+        "capture: without CUDA graphs; fusions: without onnxruntime's rewriting of graphs, and "
+        "without CUDA graphs; may be repeated",
         default=[],
         metavar="|".join((CAPTURE, FUSIONS)),
-        help=without_help,
     )
-    causes.add_argument(
+    add_argument(
+        causes,
         "--attention",
-        type=choice_type("kernel", ATTENTION_KERNELS),
+        choices("kernel", ATTENTION_KERNELS),
+        "the only kind of attention kernel on CUDA; default: the target's",
         metavar="|".join(ATTENTION_KERNELS),
-        help="the only kind of attention kernel on CUDA; default: the target's",
     )
 
 
@@ -182,9 +173,15 @@ def certify_arguments(parser: Parser) -> None:
 def certify(args: argparse.Namespace) -> None:
     from ..proof.certify import certify
 
-    changes = {"without": args.without, "attention": args.attention}
     with report_file(args.output) as file:
-        certificate = certify(args.export, args.device, args.dtype, **changes, tell=say)
+        certificate = certify(
+            args.export,
+            args.device,
+            args.dtype,
+            without=args.without,
+            attention=args.attention,
+            tell=say,
+        )
         if file is not None:
             report = json.dumps(certificate.report(), indent=2)
             file.write(f"{report}\n".encode())
@@ -227,9 +224,9 @@ def evaluate_arguments(parser: Parser) -> None:
     model_help = (
         "checkpoint directory or Hub id (run by torch), or export directory (run by onnxruntime)"
     )
-    parser.add_argument("model", type=source, metavar="MODEL", help=model_help)
+    add_argument(parser, "model", SOURCE, model_help)
     add_device(parser)
-    parser.add_argument("--dtype", help=DTYPE_HELP)
+    add_argument(parser, "--dtype", DTYPE, DTYPE_HELP)
     add_variant(parser)
     add_workers(parser)
     add_language_arguments(parser)
@@ -245,48 +242,21 @@ def evaluate_arguments(parser: Parser) -> None:
 def evaluate(args: argparse.Namespace) -> None:
     from ..exporting.evaluation import evaluate
 
-    options = {
-        "batch_size": args.batch_size,
-        "dtype": args.dtype,
-        "workers": args.workers,
-        "device": args.device,
-        **metric_settings(args),
-    }
-    options |= generation_options(args) | language_settings(args) | {"variant": args.variant}
+    names = ("batch_size", "dtype", "workers", "device", "variant", *METRIC_SETTINGS)
+    options = set_arguments(args, *names) | generation_options(args)
     say(json.dumps(evaluate(args.model, **options)))
 
 
 def add_metric_arguments(parser: Parser) -> None:
     files = parser.add_argument_group("evaluation text")
-    files.add_argument(
-        "--source",
-        type=path,
-        metavar="FILE",
-        help="for BLEU: source sentences, one per line; plain, .gz, .bz2 or .xz",
-    )
-    files.add_argument(
-        "--references",
-        type=path,
-        metavar="FILE",
-        help="for BLEU: reference translations, one per line",
-    )
+    source_help = "for BLEU: source sentences, one per line; plain, .gz, .bz2 or .xz"
+    add_argument(files, "--source", PATH, source_help)
+    add_argument(files, "--references", PATH, "for BLEU: reference translations, one per line")
     tokenize_help = "sacreBLEU tokenizer: 13a, or none for tokenized text; default: 13a"
-    files.add_argument("--bleu-tokenize", metavar="NAME", help=tokenize_help)
+    add_argument(files, "--bleu-tokenize", TEXT, tokenize_help)
     text_help = "for (pseudo-)perplexity: any text; for accuracy: one text per line"
-    files.add_argument("--text", type=path, metavar="FILE", help=text_help)
+    add_argument(files, "--text", PATH, text_help)
     labels_help = "for accuracy: label name or id of each text, one per line"
-    files.add_argument("--labels", type=path, metavar="FILE", help=labels_help)
-    files.add_argument(
-        "--batch-size",
-        type=positive,
-        default=32,
-        metavar="N",
-        help="rows per batch, unless an export generates; default: %(default)s",
-    )
-
-
-def metric_settings(args: argparse.Namespace) -> dict:
-    """Return {argument of `evaluate`: value} of the flags of `add_metric_arguments` that the user
-    set, without batch_size."""
-    names = ("source", "references", "text", "labels", "bleu_tokenize")
-    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    add_argument(files, "--labels", PATH, labels_help)
+    batch_help = "rows per batch, unless an export generates"
+    add_argument(files, "--batch-size", COUNT, batch_help, default=32)

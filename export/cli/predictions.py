@@ -4,19 +4,31 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-from ..arguments import Parser, add_set, choice_type, path, positive, unicode
+from ..arguments import (
+    DIRECTORY,
+    PATH,
+    TEXT,
+    Parser,
+    add_argument,
+    add_set,
+    choices,
+    set_options,
+)
 from ..errors import UsageError
 from ..heads import MAX_CHARACTERS
+from ..shared.generation_options import FIELDS
+from ..shared.options import COUNT, FLAG
 from ..terminal import say
 from .verbs import (
+    EXPORT,
     add_generation_options,
     add_language_arguments,
     add_runtime,
     add_workers,
     generation_options,
-    language_settings,
+    set_arguments,
     verb,
 )
 
@@ -26,6 +38,7 @@ if TYPE_CHECKING:
     from ..heads import Task
 
 STREAM_LINES = 512  # lines of standard input per shard, without --shard-lines
+RUNTIME = ("threads", "device", "dtype", "engine_cache", "workers")  # arguments of a runtime
 
 
 # ------------------------------------------------------------------------------------------- flags
@@ -34,149 +47,145 @@ STREAM_LINES = 512  # lines of standard input per shard, without --shard-lines
 def add_files(parser: Parser) -> None:
     """Add the flags of inputs and outputs."""
     group = parser.add_argument_group("files", "Files instead of TEXT or standard input.")
-    input_help = (
+    add_argument(
+        group,
+        "--input",
+        PATH,
         "input files: text lines, .jsonl or .parquet; the first two also .gz, .bz2 or .xz; "
-        "without an output, the results of one file are printed"
+        "without an output, the results of one file are printed",
+        nargs="+",
+        action="extend",
     )
-    group.add_argument(
-        "--input", type=path, nargs="+", action="extend", metavar="FILE", help=input_help
-    )
-    output_help = "file for the results of one input; the same command resumes an interrupted run"
     outputs = group.add_mutually_exclusive_group()
-    outputs.add_argument("--output", type=path, metavar="FILE", help=output_help)
+    output_help = "file for the results of one input; the same command resumes an interrupted run"
+    add_argument(outputs, "--output", PATH, output_help)
     directory_help = "directory for the results of all inputs; resumes like --output"
-    outputs.add_argument("--output-dir", type=path, metavar="DIR", help=directory_help)
-    group.add_argument("--force", action="store_true", help="replace the file of --output")
-    bad_help = (
-        "stop at a bad line, or skip it and list it in OUTPUT.bad.jsonl; default: skip with an "
-        "output, otherwise stop"
-    )
-    group.add_argument(
+    add_argument(outputs, "--output-dir", DIRECTORY, directory_help)
+    add_argument(group, "--force", FLAG, "replace the file of --output")
+    add_argument(
+        group,
         "--on-bad-line",
-        type=choice_type("value", ("stop", "skip")),
+        choices("value", ("stop", "skip")),
+        "stop at a bad line, or skip it and list it in OUTPUT.bad.jsonl; default: skip with an "
+        "output, otherwise stop",
         metavar="stop|skip",
-        help=bad_help,
     )
-    batch_help = (
-        "lines per batch of a task that does not generate, grouped by length; default: %(default)s"
-    )
-    group.add_argument("--batch-size", type=positive, default=32, metavar="N", help=batch_help)
-    shard_help = (
+    batch_help = "lines per batch of a task that does not generate, grouped by length"
+    add_argument(group, "--batch-size", COUNT, batch_help, default=32)
+    add_argument(
+        group,
+        "--shard-lines",
+        COUNT,
         "lines per shard, written together; an interrupted run loses at most one shard; "
-        f"default: 4096 with an output, otherwise {STREAM_LINES}"
+        f"default: 4096 with an output, otherwise {STREAM_LINES}",
     )
-    group.add_argument("--shard-lines", type=positive, metavar="N", help=shard_help)
-    characters_help = (
-        "maximum number of characters of a text; a longer one is a bad line; default: %(default)s"
-    )
-    group.add_argument(
-        "--max-characters",
-        type=positive,
-        default=MAX_CHARACTERS,
-        metavar="N",
-        help=characters_help,
-    )
-    field_help = (
+    characters_help = "maximum number of characters of a text; a longer one is a bad line"
+    add_argument(group, "--max-characters", COUNT, characters_help, default=MAX_CHARACTERS)
+    add_argument(
+        group,
+        "--field",
+        TEXT,
         "field of the text in .jsonl and .parquet, also nested as doc.text; default: the "
-        "fields of the task, such as text"
+        "fields of the task, such as text",
     )
-    group.add_argument("--field", type=unicode, metavar="NAME", help=field_help)
-    output_field_help = (
+    add_argument(
+        group,
+        "--output-field",
+        TEXT,
         "field for the results in .jsonl and .parquet; default: translation for encoder-decoder "
-        "models that generate, embedding for embeddings, otherwise prediction"
+        "models that generate, embedding for embeddings, otherwise prediction",
     )
-    group.add_argument("--output-field", type=unicode, metavar="NAME", help=output_field_help)
-    ray_help = (
+    add_argument(
+        group,
+        "--ray",
+        TEXT,
         "Ray cluster to run on: HOST:PORT, auto (the running cluster of this machine) or local (a "
-        "new cluster on this machine); needs --output-dir"
+        "new cluster on this machine); needs --output-dir",
+        metavar="ADDRESS",
     )
-    group.add_argument("--ray", type=unicode, metavar="ADDRESS", help=ray_help)
 
 
 def add_generation(parser: Parser) -> None:
     """Add the flags of tasks that generate."""
     add_workers(parser)
     add_language_arguments(parser)
-    prefix_help = (
+    add_argument(
+        parser,
+        "--target-prefix",
+        PATH,
         "text file with the start of each translation, one line per line of the --input file; for "
-        "encoder-decoder models"
+        "encoder-decoder models",
     )
-    parser.add_argument("--target-prefix", type=path, metavar="FILE", help=prefix_help)
-    keep_help = (
+    add_argument(
+        parser,
+        "--keep",
+        TEXT,
         "regular expression of what translations keep; without one, placeholders such as {name} "
-        "and %%s, and addresses; needs an export with an alignment graph"
+        "and %s, and addresses; needs an export with an alignment graph",
+        nargs="?",
+        const=True,
+        metavar="PATTERN",
     )
-    parser.add_argument(
-        "--keep", type=unicode, nargs="?", const=True, metavar="PATTERN", help=keep_help
-    )
-    parser.add_argument(
+    add_argument(
+        parser,
         "--replace-unknowns",
-        action="store_true",
-        help=(
-            "replace each word with the unknown token by the source word that it is aligned with; "
-            "needs an export with an alignment graph"
-        ),
+        FLAG,
+        "replace each word with the unknown token by the source word that it is aligned with; "
+        "needs an export with an alignment graph",
     )
     shape = parser.add_mutually_exclusive_group()
-    best_help = (
+    add_argument(
+        shape,
+        "--n-best",
+        COUNT,
         "number of results per line, best first: at most --num-beams, or any number with "
         '--do-sample; in text as lines "number ||| text ||| score" with the number of the input '
-        "line from 0; default: one text without a score"
+        "line from 0; default: one text without a score",
     )
-    shape.add_argument("--n-best", type=positive, metavar="N", help=best_help)
-    shape.add_argument(
-        "--scores",
-        action="store_true",
-        help="write a tab and the log-probability score after each result",
-    )
-    shape.add_argument(
+    scores_help = "write a tab and the log-probability score after each result"
+    add_argument(shape, "--scores", FLAG, scores_help)
+    add_argument(
+        shape,
         "--alignments",
-        type=choice_type("form of alignments", ("moses", "json")),
+        choices("form of alignments", ("moses", "json")),
+        "write a tab and the aligned words after each translation: moses (0-0 1-2, the numbers "
+        "of a source word and a target word) or json (the words of both and the weights of "
+        "each pair); default: moses",
         nargs="?",
         const="moses",
         metavar="FORM",
-        help=(
-            "write a tab and the aligned words after each translation: moses (0-0 1-2, the numbers "
-            "of a source word and a target word) or json (the words of both and the weights of "
-            "each pair); default: moses"
-        ),
     )
     add_generation_options(parser)
 
 
 def generate_arguments(parser: Parser) -> None:
-    parser.add_argument("export", type=path, metavar="EXPORT", help="export directory")
+    add_argument(parser, "export", PATH, EXPORT)
     text_help = "texts; default: the lines of standard input"
-    parser.add_argument("text", type=unicode, nargs="*", metavar="TEXT", help=text_help)
+    add_argument(parser, "text", TEXT, text_help, nargs="*")
     add_runtime(parser)
-    stream_help = (
+    add_argument(
+        parser,
+        "--stream",
+        FLAG,
         "print each text while it is generated; cannot be combined with --input or beam search "
-        "(--num-beams above 1)"
+        "(--num-beams above 1)",
     )
-    parser.add_argument("--stream", action="store_true", help=stream_help)
     add_files(parser)
     add_generation(parser)
-    add_set(
-        parser,
-        "generation option by its Python name: top_p=0.9, eos_token_id=null ...",
-    )
+    add_set(parser, "generation option by its Python name: top_p=0.9, eos_token_id=null ...")
 
 
 def predict_arguments(parser: Parser) -> None:
-    parser.add_argument("export", type=path, metavar="EXPORT", help="export directory")
+    add_argument(parser, "export", PATH, EXPORT)
     text_help = (
         "texts, JSON objects for inputs with several parts, or paths of images; default: the "
         "lines of standard input"
     )
-    parser.add_argument("text", type=unicode, nargs="*", metavar="TEXT", help=text_help)
-    parser.add_argument(
-        "--task",
-        metavar="NAME",
-        help=(
-            "task to run; default: the first that the model's head supports; an unknown name "
-            "lists all"
-        ),
+    add_argument(parser, "text", TEXT, text_help, nargs="*")
+    task_help = (
+        "task to run; default: the first that the model's head supports; an unknown name lists all"
     )
+    add_argument(parser, "--task", TEXT, task_help)
     add_set(
         parser,
         "keyword argument of the task: top_k=3, split=false, aggregation_strategy=simple ...",
@@ -194,7 +203,7 @@ def generate(args: argparse.Namespace) -> None:
     check_sources(args)
     from ..inference.options import check
 
-    check(generation_options(args) | dict(args.set))
+    check(set_options(args, FIELDS.values()) | dict(args.set))
     if args.stream:
         stream(args)
     else:
@@ -248,8 +257,8 @@ def stream(args: argparse.Namespace) -> None:
     from ..files.text_lines import decode_lines
     from ..text_runtime import TextRuntime
 
-    options = generation_options(args) | dict(args.set) | language_settings(args)
-    runtime = TextRuntime(args.export, args.threads, **runtime_settings(args), workers=args.workers)
+    options = generation_options(args) | dict(args.set)
+    runtime = TextRuntime(args.export, **set_arguments(args, *RUNTIME))
     for text in args.text or decode_lines(standard_input(), "standard input"):
         for piece in runtime.stream(text, **options) if text.strip() or args.text else ():
             say(piece, end="")
@@ -328,12 +337,11 @@ def open_predictions(args: argparse.Namespace, task: str | None) -> "Predictions
     from ..files.predictions import Predictions
     from ..text_runtime import open_runtime
 
-    options = generation_options(args) | language_settings(args)
+    options = generation_options(args)
     options |= {"replace_unknowns": True} if args.replace_unknowns else {}
     options |= {} if args.keep is None else {"keep": args.keep}
     options |= dict(args.set)
-    settings = runtime_settings(args) | ({} if args.workers is None else {"workers": args.workers})
-    runtime = open_runtime(args.export, args.threads, **settings)
+    runtime = open_runtime(args.export, **set_arguments(args, *RUNTIME))
     try:
         return Predictions(
             runtime,
@@ -349,10 +357,6 @@ def open_predictions(args: argparse.Namespace, task: str | None) -> "Predictions
         if error.param == "num_return_sequences" and args.n_best is not None:
             raise UsageError(f"--n-best {args.n_best}: {error}", error.param) from None
         raise
-
-
-def runtime_settings(args: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(args, name) for name in ("device", "dtype", "engine_cache")}
 
 
 def standard_input() -> BinaryIO:

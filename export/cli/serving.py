@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import os
 
-from ..arguments import Parser, source
+from ..arguments import SOURCE, Parser, add_argument
 from ..terminal import say
 from .verbs import verb
 
@@ -13,7 +13,7 @@ def serve_arguments(parser: Parser) -> None:
     from ..serving.settings import add_settings
 
     exports_help = "export directories; NAME=PATH sets the model's name, by default the directory's"
-    parser.add_argument("exports", nargs="+", type=source, metavar="EXPORT", help=exports_help)
+    add_argument(parser, "exports", SOURCE, exports_help, nargs="+", metavar="EXPORT")
     add_settings(parser)
 
 

@@ -5,40 +5,24 @@ import json
 import sys
 from pathlib import Path
 
-from ..arguments import VARIANT_HELP, Parser, add_set, path, source
+from ..arguments import DIRECTORY, PATH, SOURCE, VARIANT_HELP, Parser, add_argument, add_set
+from ..shared.options import FLAG
 from ..terminal import say
-from .verbs import add_variant, verb
+from .verbs import add_force, add_variant, verb
 
 
 def train_arguments(parser: Parser) -> None:
-    parser.add_argument(
-        "recipe",
-        metavar="RECIPE",
-        help="recipe name or .toml file; an unknown name lists all recipes",
-    )
-    parser.add_argument(
-        "--data", type=path, metavar="DIR", help="directory of the recipe's text files"
-    )
-    parser.add_argument(
-        "--output",
-        type=path,
-        required=True,
-        help="checkpoint directory to write; OUTPUT-run holds the training state",
-    )
+    recipe_help = "recipe name or .toml file; an unknown name lists all recipes"
+    parser.add_argument("recipe", metavar="RECIPE", help=recipe_help)
+    add_argument(parser, "--data", DIRECTORY, "directory of the recipe's text files")
+    output_help = "checkpoint directory to write; OUTPUT-run holds the training state"
+    add_argument(parser, "--output", PATH, output_help, required=True, metavar="OUTPUT")
     add_set(parser, "recipe value to override: training.learning_rate=1e-3, model.dropout=0.2 ...")
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print sizes, time and memory of a few updates and write nothing",
-    )
-    parser.add_argument(
-        "--force", action="store_true", help="replace OUTPUT if vanilla-transformer wrote it"
-    )
-    parser.add_argument(
-        "--restart",
-        action="store_true",
-        help="start again; an existing OUTPUT-run is moved to a free name",
-    )
+    dry_help = "print sizes, time and memory of a few updates and write nothing"
+    add_argument(parser, "--dry-run", FLAG, dry_help)
+    add_force(parser)
+    restart_help = "start again; an existing OUTPUT-run is moved to a free name"
+    add_argument(parser, "--restart", FLAG, restart_help)
 
 
 @verb("train a model from a recipe", train_arguments, extras="train,cpu")
@@ -50,12 +34,8 @@ def train(args: argparse.Namespace) -> None:
 
     from vanilla_transformer.training.recipe import read_recipe
 
-    changes = (
-        dict(args.set)
-        if args.data is None
-        else {"data.directory": str(args.data), **dict(args.set)}
-    )
-    recipe = read_recipe(args.recipe, changes)
+    directory = {} if args.data is None else {"data.directory": str(args.data)}
+    recipe = read_recipe(args.recipe, directory | dict(args.set))
     if args.dry_run:
         from vanilla_transformer.training.dry_run import dry_run
 
@@ -81,14 +61,12 @@ def say_resumed(state: Path) -> None:
 
 
 def average_arguments(parser: Parser) -> None:
-    parser.add_argument(
-        "checkpoints", nargs="+", type=source, metavar="CHECKPOINT", help="checkpoints of one model"
-    )
+    checkpoints_help = "checkpoints of one model"
+    add_argument(parser, "checkpoints", SOURCE, checkpoints_help, nargs="+", metavar="CHECKPOINT")
     add_variant(parser, f"{VARIANT_HELP}; the same for each CHECKPOINT")
-    parser.add_argument("--output", type=path, required=True, help="checkpoint directory to write")
-    parser.add_argument(
-        "--force", action="store_true", help="replace OUTPUT if vanilla-transformer wrote it"
-    )
+    output_help = "checkpoint directory to write"
+    add_argument(parser, "--output", PATH, output_help, required=True, metavar="OUTPUT")
+    add_force(parser)
 
 
 @verb("average the weights of several checkpoints", average_arguments, extras="torch")

@@ -5,22 +5,24 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from ..arguments import (
+    DIRECTORY,
     DTYPE_HELP,
-    LEAVE_OUT_HELP,
+    SOURCE,
+    TEXT,
     VARIANT_HELP,
     Parser,
+    add_argument,
     add_options,
-    choice_type,
-    path,
-    positive,
+    choices,
     set_options,
-    source,
-    unicode,
 )
 from ..shared.generation_options import FIELDS
+from ..shared.options import COUNT, FLAG, without_none
 
 CHECKPOINT = "checkpoint directory or Hub id"
+EXPORT = "export directory"
 DEVICES = ("cpu", "cuda", "tensorrt")
+DTYPE, LANGUAGE = TEXT._replace(metavar="DTYPE"), TEXT._replace(metavar="LANG")
 LANGUAGE_NAMES = "as its tokenizer names it: de (M2M100), de_DE (mBART), deu_Latn (NLLB)"
 
 
@@ -43,68 +45,69 @@ def verb(
     `help` is a line for the list of verbs, `declare` adds its arguments to a parser, and `extras`
     are those of the package that it needs.
     """
-    return lambda run: Verb(run.__name__.replace("_", "-"), run, declare, help, extras)
+    return lambda run: Verb(run.__name__, run, declare, help, extras)
 
 
 def add_variant(parser: Parser, help: str = VARIANT_HELP) -> None:
-    parser.add_argument("--variant", type=source, metavar="NAME", help=help)
+    add_argument(parser, "--variant", SOURCE, help)
 
 
-def add_leave_out(parser: Parser) -> None:
-    parser.add_argument(
-        "--leave-out",
-        type=unicode,
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help=LEAVE_OUT_HELP,
-    )
+def add_force(parser: Parser) -> None:
+    add_argument(parser, "--force", FLAG, "replace OUTPUT if vanilla-transformer wrote it")
+
+
+def add_json(parser: Parser) -> None:
+    add_argument(parser, "--json", FLAG, "print JSON")
 
 
 def add_device(parser: Parser) -> None:
-    device_help = f"device to run an export on: {', '.join(DEVICES)}; default: the target's"
-    parser.add_argument("--device", type=choice_type("device", DEVICES), help=device_help)
+    help = f"device to run an export on: {', '.join(DEVICES)}; default: the target's"
+    add_argument(parser, "--device", choices("device", DEVICES), help)
 
 
 def add_runtime(parser: Parser) -> None:
     """Add the flags that say how an export is opened."""
-    parser.add_argument(
+    add_argument(
+        parser,
         "--threads",
-        type=positive,
-        metavar="N",
-        help="CPU threads, of all workers together; default: all that this process may use",
+        COUNT,
+        "CPU threads, of all workers together; default: all that this process may use",
     )
     add_device(parser)
-    parser.add_argument("--dtype", help=DTYPE_HELP)
-    cache_help = "directory where TensorRT keeps compiled engines; default: none"
-    parser.add_argument("--engine-cache", type=path, metavar="DIR", help=cache_help)
+    add_argument(parser, "--dtype", DTYPE, DTYPE_HELP)
+    add_argument(
+        parser,
+        "--engine-cache",
+        DIRECTORY,
+        "directory where TensorRT keeps compiled engines; default: none",
+    )
 
 
 def add_workers(parser: Parser) -> None:
-    workers_help = (
-        "number of batches that run at the same time and share the threads; default: by the "
-        "size of the model"
+    add_argument(
+        parser,
+        "--workers",
+        COUNT,
+        "number of batches that run at the same time and share the threads; default: by the size "
+        "of the model",
     )
-    parser.add_argument("--workers", type=positive, metavar="N", help=workers_help)
 
 
 def add_language_arguments(parser: Parser) -> None:
-    source_help = (
+    add_argument(
+        parser,
+        "--src-lang",
+        LANGUAGE,
         f"source language of a multilingual model, {LANGUAGE_NAMES}; default: the source language "
-        "of its tokenizer"
+        "of its tokenizer",
     )
-    parser.add_argument("--src-lang", type=unicode, metavar="LANG", help=source_help)
-    target_help = (
+    add_argument(
+        parser,
+        "--tgt-lang",
+        LANGUAGE,
         f"target language of a multilingual model, {LANGUAGE_NAMES}; default: the language that "
-        "generation_config.json selects"
+        "generation_config.json selects",
     )
-    parser.add_argument("--tgt-lang", type=unicode, metavar="LANG", help=target_help)
-
-
-def language_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Return src_lang and tgt_lang, those of them that the user set."""
-    languages = {"src_lang": args.src_lang, "tgt_lang": args.tgt_lang}
-    return {name: language for name, language in languages.items() if language is not None}
 
 
 def add_generation_options(parser: Parser, excluded: Collection[str] = ()) -> None:
@@ -117,5 +120,10 @@ def add_generation_options(parser: Parser, excluded: Collection[str] = ()) -> No
 
 
 def generation_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return {name: value} of the generation options that the user set."""
-    return set_options(args, FIELDS.values())
+    """Return {name: value} of the generation options and languages that the user set."""
+    return set_options(args, FIELDS.values()) | set_arguments(args, "src_lang", "tgt_lang")
+
+
+def set_arguments(args: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Return {name: value} of those of the arguments `names` that the user set."""
+    return without_none({name: getattr(args, name) for name in names})

@@ -74,14 +74,11 @@ class Group:
 
     @cached_property
     def is_plain(self) -> bool:
-        """True if the largest logits alone decide the tokens, and no probability is reported."""
-        return not (self.is_reported or self.options.do_sample or self.processors)
-
-    @property
-    def is_reported(self) -> bool:
-        """True if scores or log probabilities are reported, besides the scores of beam search."""
+        """True if the largest logits alone decide the tokens, and no probability is reported,
+        besides the scores of beam search."""
         is_scored = self.input.is_scored and self.options.num_beams == 1
-        return is_scored or self.input.scores_prompt or self.input.top_logprobs is not None
+        is_reported = self.input.scores_prompt or self.input.top_logprobs is not None
+        return not (is_scored or is_reported or self.options.do_sample or self.processors)
 
     @cached_property
     def kind(self) -> tuple:

@@ -21,6 +21,7 @@ from ..graphs.input_scales import Calibration, InputStatistics
 from ..graphs.weights import bare
 from ..heads import HEADS, READS_CHOICES
 from ..proof.torch import SHORTLISTED
+from ..text.checks import check_tokens
 
 LINES = 512  # first lines of the text
 TOKENS = 256  # maximum of a line
@@ -64,9 +65,10 @@ def translate(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, t
     """
     # without an end token
     max_new_tokens = min(2 * ids.shape[1] + 10, model.config.max_position_embeddings - 1)
-    settings = {"num_beams": 1, "do_sample": False, "max_new_tokens": max_new_tokens}
     # `generate` is a mixin's method and has no type.
-    outputs = model.generate(ids, **settings)  # type: ignore[operator]
+    outputs = model.generate(  # type: ignore[operator]
+        ids, num_beams=1, do_sample=False, max_new_tokens=max_new_tokens
+    )
     lengths = [
         num_read(output, model.generation_config.eos_token_id) for output in outputs.tolist()
     ]
@@ -106,12 +108,7 @@ def read(
             f"{problem}, expected text in the language of the model: without calibrate, each "
             "row has its own scale"
         )
-    largest = max(map(max, filter(None, rows)))
-    size = model.config.vocab_size
-    if largest >= size:
-        raise ValueError(
-            f"the tokenizer returned token id {largest}, expected less than vocab_size={size}"
-        )
+    check_tokens(max(map(max, filter(None, rows))), model.config.vocab_size)
     for _, group in groupby(sorted(filter(None, rows), key=len), len):
         alike = torch.tensor(list(group))
         yield from alike.split(BATCH)

@@ -15,12 +15,12 @@ import os
 from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from vanilla_transformer.training.data import read_lines, read_parallel, read_text
+from vanilla_transformer.training.data import read_files, read_lines, read_text
 from vanilla_transformer.training.metrics import bleu as corpus_bleu
 from vanilla_transformer.training.metrics import check_tokenize
 
@@ -31,38 +31,10 @@ from ..inference.inputs import pad_sequences
 from ..inference.logits import log_sum_exp
 from ..inference.options import Options, check, check_single
 from ..inference.rows import GenerationRequest
+from ..text.checks import check_tokens
 
 WINDOW = 256  # tokens a decoder sees at most; windows do not overlap
 MAX_LOGITS = 1 << 26  # held at once, 256 MB
-
-
-class Backend(Protocol):
-    """A model that runs in torch or onnxruntime. Logits are float32."""
-
-    name: str
-    architecture: str
-    config: dict[str, Any]
-
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-
-    @property
-    def mask_token(self) -> str | None: ...
-
-    def encode(self, texts: list[str], special_tokens: bool) -> list[Encoding]: ...
-
-    def generate(self, texts: list[str], batch_size: int, /, **options: Any) -> list[str]:
-        """Return the text generated for each of `texts`. An export makes batches itself."""
-
-    def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Return the model's first output for `ids` and their `mask` (B, S): logits (B, S, V), or
-        (B, labels) of a classifier."""
-
-    def steps(self, ids: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield (position, logits (B, t, V)) until all tokens `ids` (B, T) are read.
-
-        The logits are those after each of the t tokens from `position` on.
-        """
 
 
 def evaluate(
@@ -132,7 +104,7 @@ def evaluate(
 
 def load_engine(
     directory: str | os.PathLike, runtime: dict[str, Any], variant: str | None = None
-) -> Backend:
+) -> "Engine":
     """Return the model in `directory`. `runtime` has the arguments of `Runtime` for an export, and
     `variant` is for a checkpoint: they are None where the model has none of them."""
     if (Path(directory) / MANIFEST).is_file():
@@ -181,7 +153,7 @@ def compare(
 
 
 def bleu(
-    engine: Backend,
+    engine: "Engine",
     source: Path,
     references: Path,
     batch_size: int,
@@ -194,13 +166,13 @@ def bleu(
     except ValueError as error:
         raise UsageError(str(error)) from None
     options = check_single(options, "BLEU scores")
-    sources, targets = zip(*read_parallel(source, references))
-    outputs = engine.generate(list(sources), batch_size, **options)
+    sources, targets = read_files([source, references])
+    outputs = engine.generate(sources, batch_size, **options)
     score, signature = corpus_bleu(outputs, targets, bleu_tokenize)
     return {"bleu": round(score, 2), "signature": signature, "sentences": len(sources)}
 
 
-def perplexity(engine: Backend, text: Path, batch_size: int) -> dict[str, Any]:
+def perplexity(engine: "Engine", text: Path, batch_size: int) -> dict[str, Any]:
     [encoding] = engine.encode([read_text(text)], special_tokens=False)
     ids = np.array(encoding.ids)
     if len(ids) < 2:
@@ -209,11 +181,7 @@ def perplexity(engine: Backend, text: Path, batch_size: int) -> dict[str, Any]:
     windows = [ids[start : start + window] for start in range(0, len(ids), window)]
     total = 0.0
     vocabulary = engine.config["vocab_size"]
-    if ids.max() >= vocabulary:
-        raise ValueError(
-            f"the tokenizer returned token id {ids.max()}, expected less than "
-            f"vocab_size={vocabulary}"
-        )
+    check_tokens(ids.max(), vocabulary)
     for batch in batches(windows, max(1, min(batch_size, MAX_LOGITS // (window * vocabulary)))):
         for length in {len(windows[index]) for index in batch}:  # the last window may be shorter
             rows = np.stack([windows[index] for index in batch if len(windows[index]) == length])
@@ -226,7 +194,7 @@ def perplexity(engine: Backend, text: Path, batch_size: int) -> dict[str, Any]:
     return {"perplexity": round(float(np.exp(total / predicted)), 4), "tokens": predicted}
 
 
-def pseudo_perplexity(engine: Backend, text: Path, batch_size: int) -> dict[str, Any]:
+def pseudo_perplexity(engine: "Engine", text: Path, batch_size: int) -> dict[str, Any]:
     mask_token = engine.tokenizer.token_to_id(engine.mask_token or "")
     if mask_token is None:
         raise ValueError("the tokenizer has no mask token, which pseudo-perplexity needs")
@@ -252,15 +220,15 @@ def pseudo_perplexity(engine: Backend, text: Path, batch_size: int) -> dict[str,
     return {"pseudo_perplexity": round(float(np.exp(total / len(rows))), 4), "tokens": len(rows)}
 
 
-def accuracy(engine: Backend, text: Path, labels: Path, batch_size: int) -> dict[str, Any]:
-    texts, expected = zip(*read_parallel(text, labels))
+def accuracy(engine: "Engine", text: Path, labels: Path, batch_size: int) -> dict[str, Any]:
+    texts, expected = read_files([text, labels])
     names = {str(name): int(index) for index, name in engine.config["id2label"].items()}
     names |= {str(index): index for index in names.values() if str(index) not in names}
     if unknown := set(expected) - names.keys():
         raise ValueError(
             f"{labels} has labels {sorted(unknown)[:5]}, expected some of {sorted(names)}"
         )
-    encodings = engine.encode(list(texts), special_tokens=True)
+    encodings = engine.encode(texts, special_tokens=True)
     right = 0
     for batch in batches([encoding.ids for encoding in encodings], batch_size):
         logits = engine.logits(
@@ -292,6 +260,7 @@ def sum_nll(logits: np.ndarray, tokens: np.ndarray) -> float:
 
 
 # -------------------------------------------------------------------------------------- the engines
+# Both have the same methods. Their logits are float32.
 
 
 class OnnxEngine:
@@ -397,7 +366,7 @@ class TorchEngine:
         for batch in batches(texts, batch_size):
             rows = [texts[index] for index in batch]
             inputs = self.text(rows, padding=True, return_tensors="pt", return_token_type_ids=False)
-            self.check(inputs["input_ids"])
+            check_tokens(inputs["input_ids"].max(), self.model.config.vocab_size)
             # `generate` is a mixin's method and has no type.
             tokens = self.model.generate(**inputs, **options)  # type: ignore[operator]
             decoded = self.text.batch_decode(tokens, skip_special_tokens=True)
@@ -426,19 +395,12 @@ class TorchEngine:
         except ValueError as error:
             raise UsageError(str(error)) from None
 
-    def check(self, ids: np.ndarray) -> None:
-        size = self.model.config.vocab_size
-        if ids.max() >= size:
-            raise ValueError(
-                f"the tokenizer returned token id {ids.max()}, expected less than vocab_size={size}"
-            )
-
     def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """Return the model's first output for `ids` and `mask` (B, S), computed without
         gradients."""
         import torch
 
-        self.check(ids)
+        check_tokens(ids.max(), self.model.config.vocab_size)
         with torch.no_grad():
             logits = self.model(torch.from_numpy(ids), attention_mask=torch.from_numpy(mask))[0]
             return logits.numpy()
@@ -446,6 +408,9 @@ class TorchEngine:
     def steps(self, ids: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         """Yield (0, logits (B, T, V)) of all tokens `ids` (B, T) at once."""
         yield 0, self.logits(ids, np.ones_like(ids))
+
+
+Engine = OnnxEngine | TorchEngine
 
 
 def batches(rows: Sequence[Sized], size: int) -> list[list[int]]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..arguments import (
+    DIRECTORY,
+    KEY_VALUE,
     LEAVE_OUT_HELP,
     PATH,
     SET_HELP,
@@ -14,7 +16,6 @@ from ..arguments import (
     VARIANT_HELP,
     choice_type,
     choices,
-    key_value,
 )
 from ..errors import UsageError, did_you_mean
 from ..one_graph import MODES
@@ -23,7 +24,6 @@ from ..specs.sequences import IMAGE_SIZES
 from ..targets.registry import default_target, get_target, known_targets, targets
 
 File = str | os.PathLike | None
-DIRECTORY = PATH._replace(metavar="DIR")
 NAMES = Kind(
     "a list of names",
     lambda value: isinstance(value, Iterable) and not isinstance(value, str),
@@ -31,12 +31,8 @@ NAMES = Kind(
     "PATTERN",
     list,
 )
-FIELDS_BY_NAME = Kind(
-    "a dict of fields by name",
-    lambda value: isinstance(value, Mapping),
-    key_value,
-    "KEY=VALUE",
-    dict,
+FIELDS_BY_NAME = KEY_VALUE._replace(
+    expected="a dict of fields by name", holds=lambda value: isinstance(value, Mapping)
 )
 PATH_OR_FLAG = PATH._replace(
     expected="the path of a text, True or False",

@@ -59,7 +59,8 @@ class Graphs:
         }
         # one graph returns no alignments, and elsewhere the graph has copies of the weights
         if options.generate is not None or not (target.shares_weights or options.alignments):
-            specs = {dtype: without_alignment(by_role) for dtype, by_role in specs.items()}
+            for by_role in specs.values():
+                by_role.pop(ALIGNMENT, None)
         source = graph_source(checkpoint, options, ALIGNMENT in specs[dtypes[0]])
         return cls(source, target, dtypes, activations, options.opset or target.opsets[0], specs)
 
@@ -128,10 +129,6 @@ def check_fields(config: Config, target: Target) -> None:
     for name, expected in target.unsupported_fields(config).items():
         problem = f"{name}={getattr(config, name)!r} is not supported by the {target.name} target"
         raise ValueError(f"{problem}, expected {expected}: use --target {default_target()}")
-
-
-def without_alignment(specs: Mapping[str, GraphSpec]) -> dict[str, GraphSpec]:
-    return {role: spec for role, spec in specs.items() if role != ALIGNMENT}
 
 
 def graph_source(

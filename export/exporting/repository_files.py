@@ -15,6 +15,7 @@ from huggingface_hub.utils import validate_repo_id, yaml_dump
 from ..heads import HEADS
 from ..inference.export_info import CARD, IMAGE_PROCESSOR
 from ..shared.files import read_object, write_json
+from ..shared.options import without_none
 from ..specs.caches import key_heads
 from ..targets.target import Target
 
@@ -182,11 +183,11 @@ def write_genai_config(directory: Path, config: dict, generation: dict, file: st
         "type": "decoder",
         "vocab_size": config["vocab_size"],
         "context_length": length,
-        **{name: token for name, token in tokens.items() if token is not None},
+        **without_none(tokens),
         **({"tokenizer_dir": NO_TOKENIZER} if because else {}),
         "decoder": decoder,
     }
-    sampling = {name: generation[name] for name in SAMPLING if generation.get(name) is not None}
+    sampling = without_none({name: generation.get(name) for name in SAMPLING})
     search = {"max_length": length, "past_present_share_buffer": False, **sampling}
     write_json(directory / GENAI_CONFIG, {"model": model, "search": search})
     return {
@@ -260,17 +261,15 @@ def write_card(
         "summarization",
     ):
         task = of_base["pipeline_tag"]
-    metadata = {
-        **{name: of_base[name] for name in OF_THE_BASE if name in of_base},
-        "base_model": base,
-        "base_model_relation": "quantized" if "int8" in dtypes or "int4" in dtypes else None,
-        "library_name": "transformers.js" if target.is_standard else "onnxruntime",
-        "pipeline_tag": of_base.get("pipeline_tag", task),
-        "tags": ["onnx", "vanilla-transformer"],
-    }
     name = base or "a checkpoint"
     lines = [
-        *front_matter(metadata),
+        *front_matter(
+            of_base,
+            base_model=base,
+            base_model_relation="quantized" if "int8" in dtypes or "int4" in dtypes else None,
+            library_name="transformers.js" if target.is_standard else "onnxruntime",
+            pipeline_tag=of_base.get("pipeline_tag", task),
+        ),
         f"# {name} in ONNX",
         "",
         f"Graphs of {name} ({architecture}),",
@@ -290,9 +289,12 @@ def write_card(
     (directory / CARD).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def front_matter(metadata: dict[str, Any]) -> list[str]:
-    """Return the lines that a card begins with: `metadata` in YAML, without None values."""
-    known = {key: value for key, value in metadata.items() if value is not None}
+def front_matter(of_base: dict[str, Any], **fields: Any) -> list[str]:
+    """Return the lines that a card begins with, in YAML: `fields`, and those of the metadata
+    `of_base` that hold for exports. None values are left out."""
+    metadata = {name: of_base.get(name) for name in OF_THE_BASE} | fields
+    known = without_none(metadata)
+    known["tags"] = ["onnx", "vanilla-transformer"]
     return ["---", yaml_dump(known).rstrip(), "---", ""]
 
 
@@ -311,15 +313,13 @@ def write_generator_card(
     `dtypes` are those of the export.
     """
     of_base = read_metadata(readme)
-    metadata = {
-        **{name: of_base[name] for name in OF_THE_BASE if name in of_base},
-        "base_model": base,
-        "library_name": "onnxruntime",
-        "pipeline_tag": of_base.get("pipeline_tag", "text2text-generation"),
-        "tags": ["onnx", "vanilla-transformer"],
-    }
     lines = [
-        *front_matter(metadata),
+        *front_matter(
+            of_base,
+            base_model=base,
+            library_name="onnxruntime",
+            pipeline_tag=of_base.get("pipeline_tag", "text2text-generation"),
+        ),
         f"# {base or 'a checkpoint'} in one ONNX graph",
         "",
         f"This graph takes token ids and returns sequences, by {mode} search, for the target "

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BufferedRandom
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 from ..errors import UsageError
 from ..shared.compression import without_compression
@@ -171,11 +171,32 @@ def check_same(path: str, before: dict, facts: dict) -> None:
 
 
 @dataclass(frozen=True)
-class Parts:
-    """The shards of the output `path`, by number from 0, in a folder within `directory`."""
+class Output:
+    """The output `path`, its shards by number from 0, in a folder within `directory`, and the file
+    of its bad lines. The files may replace `before` and `bad_before`, but nothing else."""
 
     path: Path
     directory: Path
+    before: os.stat_result | None = None
+    bad_before: os.stat_result | None = None
+
+    @classmethod
+    def find(cls, path: Path, directory: Path, may_replace: bool) -> Self:
+        """Return the output `path`, which may replace the files that are there now, or none.
+
+        Raises FileExistsError if a file is there that it may not replace, unless a killed run may
+        have written it, and for anything but a directory in place of the shards.
+        """
+        output = cls(path, directory)
+        paths = (path, output.bad_lines)
+        if output.folder.is_symlink() or not output.folder.is_dir():
+            check_free(output.folder)
+        if may_replace:
+            return cls(path, directory, *map(regular_file, paths))
+        if not output.folder.exists():
+            for other in paths:
+                check_free(other)
+        return output
 
     @property
     def folder(self) -> Path:
@@ -243,55 +264,20 @@ class Parts:
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
-
-def check_free(path: Path) -> None:
-    """Raise FileExistsError if anything is at `path`, which no run has written yet."""
-    if os.path.lexists(path):
-        raise FileExistsError(
-            f"{path} was not written by this run, expected nothing there: move it away"
-        )
-
-
-@dataclass(frozen=True)
-class Outputs:
-    """The output of `parts` and the file of its bad lines. They may replace the files `before` and
-    `bad_before`, but nothing else."""
-
-    parts: Parts
-    before: os.stat_result | None
-    bad_before: os.stat_result | None
-
-    @classmethod
-    def find(cls, parts: Parts, may_replace: bool) -> "Outputs":
-        """Return the outputs of `parts`, which may replace the files that are there now, or none.
-
-        Raises FileExistsError if a file is there that they may not replace, unless a killed run may
-        have written it, and for anything but a directory in place of the parts.
-        """
-        paths = (parts.path, parts.bad_lines)
-        if parts.folder.is_symlink() or not parts.folder.is_dir():
-            check_free(parts.folder)
-        if may_replace:
-            return cls(parts, *map(regular_file, paths))
-        if not parts.folder.exists():
-            for path in paths:
-                check_free(path)
-        return cls(parts, None, None)
-
     def publish(self, count: int, join: Callable[[Iterable[Path], BinaryIO], None]) -> None:
         """Write the file of bad lines and the output from the first `count` shards, which `join`
         writes to a file one after the other.
 
         Raises FileExistsError, with the place of the results, for a file of anyone else.
         """
-        self.parts.folder.mkdir(0o700, exist_ok=True)
+        self.folder.mkdir(0o700, exist_ok=True)
         try:
             self.write_bad(count)
-            with whole_file(self.parts.path, self.parts.folder, self.before) as file:
-                join(map(self.parts.part_path, range(count)), file)
+            with whole_file(self.path, self.folder, self.before) as file:
+                join(map(self.part_path, range(count)), file)
         except FileExistsError as error:
             raise FileExistsError(
-                f"{error}, and the finished result is in {self.parts.folder}; move it away, and "
+                f"{error}, and the finished result is in {self.folder}; move it away, and "
                 f"the same command puts the result there"
             ) from error
 
@@ -301,15 +287,23 @@ class Outputs:
         Each has `line`, a number from 1, and `reason`. Without bad lines there is no file, and an
         earlier one is removed.
         """
-        bad = self.parts.bad(count)
+        bad = self.bad(count)
         first = next(bad, None)
         if first is None:
-            remove_file(self.parts.bad_lines, self.bad_before)
+            remove_file(self.bad_lines, self.bad_before)
             return
-        with whole_file(self.parts.bad_lines, self.parts.folder, self.bad_before) as file:
+        with whole_file(self.bad_lines, self.folder, self.bad_before) as file:
             for number, reason in itertools.chain([first], bad):
                 line = {"line": number + 1, "reason": reason}
                 file.write(f"{json.dumps(line)}\n".encode())
+
+
+def check_free(path: Path) -> None:
+    """Raise FileExistsError if anything is at `path`, which no run has written yet."""
+    if os.path.lexists(path):
+        raise FileExistsError(
+            f"{path} was not written by this run, expected nothing there: move it away"
+        )
 
 
 def check_outside(output: Path, paths: Sequence[Path], export: Path) -> None:

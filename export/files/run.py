@@ -29,8 +29,7 @@ from .resumable_output import (
     MANIFEST,
     PARTS,
     Directory,
-    Outputs,
-    Parts,
+    Output,
     check_name,
     check_output,
     check_outside,
@@ -238,16 +237,15 @@ class Runner:
             finished = stack.enter_context(directory.open())
             bar = stack.enter_context(progress(count))
             outputs = [
-                Outputs.find(Parts(path, directory.path), force or path.name in finished)
-                for path in paths
+                Output.find(path, directory.path, force or path.name in finished) for path in paths
             ]
             for number, (source, output) in enumerate(zip(inputs, outputs, strict=True)):
-                name = output.parts.path.name
+                name = output.path.name
                 before = finished.get(name)
                 finished[name] = File(self, number, source, output, work).finish(before, bar)
                 if finished[name] is not before:
                     directory.note(finished)
-                output.parts.remove()
+                output.remove()
         return [finished[path.name] for path in paths]
 
     @property
@@ -283,12 +281,8 @@ class File:
     runner: Runner
     number: int
     source: Input
-    outputs: Outputs
+    output: Output
     work: Work
-
-    @property
-    def parts(self) -> Parts:
-        return self.outputs.parts
 
     def finish(self, before: dict | None, bar: Bar | ProgressLog) -> dict:
         """Compute the missing shards and join them. Return the facts of the file.
@@ -304,7 +298,7 @@ class File:
             ValueError: if the input is damaged or changed while it was read.
         """
         stamps = self.stamps()
-        before = before if self.parts.path.exists() else None
+        before = before if self.output.path.exists() else None
         digest = hashlib.sha256()
         total = {"lines": 0, "bad": 0, "warnings": 0}
         count = 0
@@ -323,7 +317,7 @@ class File:
         if before is not None:
             self.check_input(before, digest.hexdigest())
             return before
-        self.outputs.publish(count, self.source.format.join)
+        self.output.publish(count, self.source.format.join)
         return {**total, "input": digest.hexdigest()}
 
     def stamps(self) -> list:
@@ -333,7 +327,7 @@ class File:
     def check_input(self, before: dict, digest: str) -> None:
         if before["input"] != digest:
             seen = (
-                f"{self.parts.path} was computed from other lines than {self.source.path} has now"
+                f"{self.output.path} was computed from other lines than {self.source.path} has now"
             )
             raise FileExistsError(f"{seen}, expected an unchanged input, or a new output directory")
 
@@ -343,7 +337,7 @@ class File:
         `bar` shows the progress. Raises ValueError for a bad line unless these are skipped.
         """
         unit = f"line {{}} of {self.source.path}"
-        facts = self.parts.facts(shard.number, shard.digest)
+        facts = self.output.facts(shard.number, shard.digest)
         if facts is not None:
             self.runner.check_bad(facts["bad"], unit)
             bar.skip(len(shard))
@@ -359,7 +353,7 @@ class File:
             "lines_count": len(rows),
             "warnings_count": len(results.warnings),
         }
-        with self.parts.new(shard.number, facts) as file:
+        with self.output.new(shard.number, facts) as file:
             shard.format.write(file, shard, rows, results.values)
         return facts
 

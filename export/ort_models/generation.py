@@ -13,7 +13,7 @@ from .. import heads
 from ..errors import SessionError
 from ..inference.options import PROMPT_LOOKUP, Options, check_applied
 from ..shared.generation_options import FIELDS
-from ..shared.options import as_list, to_python
+from ..shared.options import as_list, to_python, without_none
 from .base import ORTModel, from_numpy, to_numpy
 from .decoder_cache import DecoderCache, check_cache
 
@@ -149,11 +149,6 @@ class ORTModelForGeneration(GenerationMixin, ORTModel):
             del options["decoder_start_token_id"]  # the export knows it
         tokens = self.runtime.generate(ids, mask, decoder_ids, **options)
         return from_numpy(tokens, kwargs["input_ids"])
-
-
-def without_none(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments that are not `None`."""
-    return {name: value for name, value in arguments.items() if value is not None}
 
 
 def with_source(states: Any, input_ids: Any, attention_mask: Any) -> outputs.BaseModelOutput:

@@ -17,7 +17,7 @@ from ..inference.export_info import ExportInfo
 from ..inference.inputs import move_padding, position_limit
 from ..inference.options import Options, special_token
 from ..inference.rows import GenerationRequest
-from ..shared.options import as_list
+from ..shared.options import as_list, without_none
 from ..specs.graph_spec import TensorSpec, concrete_shape
 from ..specs.sequences import pair
 
@@ -309,7 +309,7 @@ def text_inputs(
     else:
         ids, mask = move_padding(ids, mask, "left", 0)
     inputs |= {"input_ids": ids, "attention_mask": mask}
-    return Reference(inputs, {name: value for name, value in options.items() if value is not None})
+    return Reference(inputs, without_none(options))
 
 
 def sequence_inputs(

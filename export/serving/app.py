@@ -32,6 +32,7 @@ MODEL_PREFIX = "/models/{model}"
 MODEL_IN_PATH = re.compile(r"^/models/([^/]+)(?=/|$)")
 MAX_ERROR_LENGTH = 1000  # characters of an error
 TOO_NESTED = "the body is nested too deeply, expected fewer levels of brackets"
+NO_PROTOCOL = Protocol("operations", health.router)  # of paths that no protocol has
 # modules that write responses; a ValueError from them is not the fault of the request
 RENDERING = ("json.encoder", "starlette.responses", "fastapi.routing", "fastapi.encoders")
 
@@ -143,7 +144,7 @@ async def respond_to_mistake(request: Request, error: Exception) -> JSONResponse
 class Errors:
     """Error responses in the formats of `protocols`, by the path of the request."""
 
-    def __init__(self, protocols: Sequence[Protocol] = ()):
+    def __init__(self, protocols: Sequence[Protocol]):
         routes = ((route, protocol) for protocol in protocols for route in protocol.router.routes)
         self.routes: list[tuple[Any, Protocol]] = list(routes)
         self.public_paths = frozenset[str]().union(
@@ -156,14 +157,9 @@ class Errors:
         protocol = self.protocol(path)
         if isinstance(error, HTTPException) and error.status_code == 405:
             error = HTTPException(405, headers={"Allow": self.allowed_methods(path, error)})
-        rejection = to_request_error(error, 400 if protocol is None else protocol.validation)
-        body = {"error": rejection.message} if protocol is None else protocol.error_body(rejection)
+        rejection = to_request_error(error, protocol.validation)
+        body = protocol.error_body(rejection)
         return JSONResponse(body, rejection.status, error_headers(rejection, error))
-
-    def validation(self, path: str) -> int:
-        """Return the status of validation errors at `path`, 400 for a path without a protocol."""
-        protocol = self.protocol(path)
-        return 400 if protocol is None else protocol.validation
 
     def allowed_methods(self, path: str, error: HTTPException) -> str:
         """Return the header Allow: the methods of all routes at `path`, and HEAD if GET is one of
@@ -201,17 +197,17 @@ class Errors:
         )
         return "none" if route is None else route.path.removeprefix(MODEL_PREFIX) or "/"
 
-    def protocol(self, path: str) -> Protocol | None:
+    def protocol(self, path: str) -> Protocol:
         """Return the protocol of the route at `path`.
 
         A path without a route has the protocol of a route whose path begins with the same segment,
-        such as /v2/, or None.
+        such as /v2/, or else `NO_PROTOCOL`.
         """
         path = within(path)
         below = f"/{path.split('/')[1]}/" if path.startswith("/") else ""
         exact = (protocol for route, protocol in self.routes if route.path_regex.match(path))
         near = (protocol for route, protocol in self.routes if route.path.startswith(below))
-        return next(exact, None) or (next(near, None) if below != "//" else None)
+        return next(exact, None) or (next(near, NO_PROTOCOL) if below != "//" else NO_PROTOCOL)
 
 
 def within(path: str) -> str:

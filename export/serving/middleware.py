@@ -21,7 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ..engine.limits import shutting_down
 from ..errors import RequestError
-from . import health, rejections
+from . import health
 from .app import MODEL_IN_PATH, Errors
 from .lifecycle import Lifecycle
 from .models import ServedModels
@@ -112,7 +112,7 @@ class Exchange:
         # uvicorn has checked that the header is a number
         length = self.headers.get(b"content-length")
         if length is not None and int(length) > max_size:
-            raise rejections.too_large(int(length), max_size)
+            raise too_large(int(length), max_size)
         chunks, size = [], 0
         while True:
             message = await self._receive()
@@ -121,7 +121,7 @@ class Exchange:
             chunks.append(message.get("body", b""))
             size += len(chunks[-1])
             if size > max_size:
-                raise rejections.too_large(size, max_size)
+                raise too_large(size, max_size)
             if not message.get("more_body", False):
                 break
         self.body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
@@ -218,7 +218,9 @@ class Frame:
             await self._authorize(exchange)
             if match := MODEL_IN_PATH.match(exchange.scope["path"]):
                 self.models.find(match[1])
-            await call_for(text, check_values, self.errors.validation(exchange.scope["path"]))
+            await call_for(
+                text, check_values, self.errors.protocol(exchange.scope["path"]).validation
+            )
             exchange.until, exchange.reason = time.perf_counter() + self.settings.timeout, LATE
             # Starlette then does not watch the client of a stream; `Exchange.watch` does
             exchange.scope["asgi"] = {**exchange.scope["asgi"], "spec_version": "2.4"}
@@ -259,11 +261,17 @@ class Frame:
         """Raise RequestError if a new request is rejected before its body is read: while loading,
         while shutting down, or if too many are running."""
         if self.lifecycle.loading:
-            raise rejections.loading()
+            message = "the server is loading its models: try again later"
+            raise RequestError(503, message, retry_after=2)
         if self.lifecycle.draining:
             raise shutting_down()
         if len(self.running) >= self.settings.requests:
-            raise rejections.busy(self.settings.requests)
+            raise RequestError(
+                429,
+                f"{self.settings.requests} requests are running, which is the limit of this "
+                "server: try again later",
+                retry_after=1,
+            )
 
     async def _authorize(self, exchange: Exchange) -> None:
         """Raise RequestError 401 unless the request `exchange` has the token, as a bearer token or
@@ -315,7 +323,12 @@ class Frame:
                 f"limit of this server",
             )
         elif exchange.cancelled == LATE:
-            rejection = rejections.timed_out(self.settings.timeout)
+            rejection = RequestError(
+                503,
+                f"the request took longer than {self.settings.timeout:g} seconds, the limit of "
+                "this server",
+                retry_after=1,
+            )
         else:
             rejection = shutting_down()
         await self._reject(exchange, rejection)
@@ -382,6 +395,10 @@ async def call_for(text: bytes, check: Callable[[bytes, int], None], limit: int)
         await asyncio.to_thread(check, text, limit)
     elif text:
         check(text, limit)
+
+
+def too_large(seen: int, max_size: int) -> RequestError:
+    return RequestError(413, f"the body has at least {seen} bytes, expected at most {max_size}")
 
 
 async def api_key(exchange: Exchange) -> bytes:

@@ -17,7 +17,6 @@ from ..heads import EMBED, EMBED_SPARSE, GENERATE, TRANSLATE, Task, has_task
 from ..inference.config import VISION
 from ..inference.export_info import ExportInfo
 from ..text.languages import Directions
-from . import rejections
 
 UNLOADED, LOADING, READY, UNLOADING = "unloaded", "loading", "ready", "unloading"
 
@@ -292,6 +291,14 @@ class ServedModel:
         return self.has_task(GENERATE)
 
 
+class Ability(NamedTuple):
+    """An ability that a request needs: it takes a model that `fits`. `purpose` completes "a model
+    that can ..." in errors."""
+
+    purpose: str
+    fits: Callable[[ServedModel], bool]
+
+
 @dataclass(frozen=True)
 class ServedModels:
     """The models of a server by name. Those that are loaded may take `max_memory` bytes together,
@@ -310,33 +317,31 @@ class ServedModels:
         used = sum(model.plan.num_bytes for model in others)
         if self.max_memory is not None and used + plan.num_bytes > self.max_memory:
             names = ", ".join(model.name for model in others)
-            raise rejections.no_memory(name, plan.num_bytes, self.max_memory, used, names)
+            beside = f" beside {megabytes(used)} of {names}" if used else ""
+            raise RequestError(
+                503,
+                f"the model {name} takes about {megabytes(plan.num_bytes)}{beside}, expected at "
+                f"most {megabytes(self.max_memory)} together (--max-memory): try again when a "
+                "model is unloaded",
+                retry_after=5,
+            )
 
-    def choose(
-        self,
-        fits: Callable[[ServedModel], bool],
-        purpose: str,
-        in_path: str | None = None,
-        in_body: str | None = None,
-    ) -> ServedModel:
-        """Return the model with the name `in_path`, or else `in_body`. Without a name, return the
-        only model that `fits`. It need not be loaded.
-
-        `purpose` completes "a model that can ..." in errors.
+    def choose(self, ability: Ability, name: str | None) -> ServedModel:
+        """Return the model with this `name`, or without one the only model that has the `ability`.
+        It need not be loaded.
 
         Raises:
-            RequestError: 404 for an unknown name; 400 if the named model does not fit, or without a
-                name if no model or several models fit.
+            RequestError: 404 for an unknown name; 400 if the named model lacks the ability, or
+                without a name if no model or several models have it.
         """
-        name = in_path if in_path is not None else in_body
-        if name is not None:
-            model = self.find(name)
-            if not fits(model):
-                raise RequestError(
-                    400, f"the model {name} is a {model.architecture}, which cannot {purpose}"
-                )
-            return model
-        return self.only([model for model in self if fits(model)], purpose)
+        if name is None:
+            return self.only(filter(ability.fits, self), ability)
+        model = self.find(name)
+        if not ability.fits(model):
+            raise RequestError(
+                400, f"the model {name} is a {model.architecture}, which cannot {ability.purpose}"
+            )
+        return model
 
     def find(self, name: str) -> ServedModel:
         """Return the model with this name. Raises RequestError 404 if there is none."""
@@ -345,8 +350,8 @@ class ServedModels:
             raise RequestError(404, f"model is {name!r:.100}, {known}")
         return self.models[name]
 
-    def only(self, fitting: Iterable[ServedModel], purpose: str) -> ServedModel:
-        """Return the only model of `fitting`. `purpose` completes "models can ..." in errors.
+    def only(self, fitting: Iterable[ServedModel], ability: Ability) -> ServedModel:
+        """Return the only model of `fitting`, those that have the `ability`.
 
         Raises:
             RequestError: 400 if there is no model or several, with their names.
@@ -358,6 +363,13 @@ class ServedModels:
         if models:
             raise RequestError(
                 400,
-                f"{len(models)} models can {purpose}, expected the name of one of them: {names}",
+                f"{len(models)} models can {ability.purpose}, expected the name of one of them: "
+                f"{names}",
             )
-        raise RequestError(400, f"no model of this server can {purpose}: {', '.join(self.models)}")
+        raise RequestError(
+            400, f"no model of this server can {ability.purpose}: {', '.join(self.models)}"
+        )
+
+
+def megabytes(size: int) -> str:
+    return f"{size / 1e6:.0f} MB"

@@ -20,13 +20,14 @@ from ..heads import IMAGE, find_task
 from ..specs.alignment import ROLE as ALIGNMENT
 from ..text.tasks.alignment import Aligning, shifted
 from ..text.tasks.translation import Plan, Splitting, join_parts, join_results
-from .models import ServedModel
+from .models import Ability, ServedModel
 from .protocols.protocol import Protocol, choose_model, name_in_path, served_models
 from .streams import EventStream, event
 from .translation.translator import call_off_loop, plan_inputs
 
 Fields = dict[str, Any]  # of an event
 MAX_TOKENS = 2048  # maximum number of tokens of a continuation
+GENERATES = Ability("generate text", lambda model: model.translates or model.completes)
 PAGE = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
 
 router = APIRouter(tags=["page"], include_in_schema=False)
@@ -110,9 +111,7 @@ async def stream(request: Request, body: PageRequest) -> EventStream:
     is `{"done": true}`, or `{"error": message}` if a later sentence is rejected. If the model
     fails, the stream ends without either. Translations are greedy; a continuation is sampled if
     `temperature` is not 0."""
-    model = await choose_model(
-        request, lambda model: model.translates or model.completes, "generate text", body.model
-    )
+    model = await choose_model(request, GENERATES, body.model)
     pieces = await (translation(model, body) if model.translates else completion(model, body))
     first = await anext(
         pieces, {"text": ""}
@@ -242,8 +241,4 @@ async def stream_text(
         yield rest
 
 
-def error_body(error: RequestError) -> dict[str, Any]:
-    return {"error": error.message}
-
-
-PROTOCOL = Protocol("page", router, error_body, public_paths=frozenset({"/"}))
+PROTOCOL = Protocol("page", router, public_paths=frozenset({"/"}))

@@ -3,12 +3,12 @@ before it stops."""
 
 import asyncio
 import contextlib
+import functools
 import math
 import os
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import uvicorn
 import uvloop
@@ -129,16 +129,18 @@ class Server:
         return allowed
 
     def config(self) -> uvicorn.Config:
-        off: dict[str, Any] = dict(
-            log_config=None, access_log=False, server_header=False, proxy_headers=False
-        )
-        idle = math.ceil(self.settings.header_timeout)
-        times: dict[str, Any] = dict(
-            timeout_keep_alive=idle, timeout_graceful_shutdown=SHUTDOWN_TIMEOUT
-        )
-        opened: Any = self.connections.open  # uvicorn accepts any callable that returns a protocol
         return uvicorn.Config(
-            self.service.app, http=opened, ws="none", lifespan="off", **off, **times
+            self.service.app,
+            # uvicorn accepts any callable that returns a protocol
+            http=self.connections.open,  # type: ignore[arg-type]
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=math.ceil(self.settings.header_timeout),
+            timeout_graceful_shutdown=SHUTDOWN_TIMEOUT,
         )
 
     async def run(self, listener: socket.socket) -> None:
@@ -153,7 +155,8 @@ class Server:
         serving = asyncio.create_task(self.uvicorn.serve(sockets=[listener]))
         while not self.uvicorn.started and not serving.done():
             await asyncio.sleep(0.001)
-        watching = asyncio.create_task(self.service.watch(self.sweep))
+        sweep = functools.partial(self.connections.sweep, self.uvicorn.server_state.connections)
+        watching = asyncio.create_task(self.service.watch(sweep))
         try:
             with self.signals():
                 host, port = listener.getsockname()[:2]
@@ -168,10 +171,6 @@ class Server:
             self.uvicorn.must_exit.set()
             await serving
             self.service.close()
-
-    def sweep(self) -> bool:
-        """Close connections that are idle or stuck. Return True if any are open."""
-        return self.connections.sweep(self.uvicorn.server_state.connections)
 
     async def start(self) -> bool:
         """Load the models. Return False if a signal or `fail` stopped the server before they were

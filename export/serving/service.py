@@ -31,7 +31,7 @@ from .app import create_app
 from .encoder_runtime import batched
 from .lifecycle import Lifecycle
 from .middleware import Frame
-from .models import READY, ModelPlan, OpenModel, ServedModel, ServedModels
+from .models import READY, ModelPlan, OpenModel, ServedModel, ServedModels, megabytes
 from .observability import Log, Metrics, format_error
 from .protocols import (
     libretranslate,
@@ -42,7 +42,6 @@ from .protocols import (
     text_embeddings,
 )
 from .protocols.protocol import Protocol
-from .rejections import megabytes
 from .settings import Settings
 from .sources import Source
 
@@ -81,7 +80,10 @@ def make_plan(source: Source, settings: Settings, cores: int, hashes: bool = Fal
             "when the server started: start it again"
         )
     arranged = limit_workers(arranged, info, settings)
-    admission = admission_for(info, arranged, settings) if source.generates else None
+    admission = None
+    if source.generates:
+        sizes = slot_sizes(arranged, settings)
+        admission = Admission(info, max_waiting=settings.queue, **sizes)
     directions = read_directions(info, read_languages(info), source.languages)
     slot_bytes = 0 if admission is None else admission.slot_bytes
     files = info.manifest["files"]
@@ -94,10 +96,6 @@ def slot_sizes(arranged: Arrangement, settings: Settings) -> dict[str, Any]:
     """Return the arguments of `Admission` about workers and slots, by name."""
     names = ("slots", "max_source", "max_length")
     return dataclasses.asdict(arranged) | {name: getattr(settings, name) for name in names}
-
-
-def admission_for(info: ExportInfo, arranged: Arrangement, settings: Settings) -> Admission:
-    return Admission(info, max_waiting=settings.queue, **slot_sizes(arranged, settings))
 
 
 async def open_model(
@@ -140,12 +138,17 @@ async def open_model(
 async def open_encoder(
     source: Source, plan: ModelPlan, settings: Settings, observe: Observe
 ) -> OpenModel:
-    options: dict[str, Any] = dict(threads=plan.arrangement.threads, dtype=settings.dtype)
-    sizes: dict[str, Any] = dict(max_source=settings.max_source, observe=observe)
+    arrangement = plan.arrangement
 
     def open_both() -> tuple[Any, EncoderScheduler]:
-        runtime = open_runtime(source.directory, **options)
-        return runtime, batched(runtime, plan.arrangement.workers, settings.queue, **sizes)
+        runtime = open_runtime(source.directory, threads=arrangement.threads, dtype=settings.dtype)
+        return runtime, batched(
+            runtime,
+            arrangement.workers,
+            settings.queue,
+            max_source=settings.max_source,
+            observe=observe,
+        )
 
     runtime, encoder = await in_thread(open_both)
 
@@ -448,7 +451,10 @@ def in_thread(function: Callable[[], Any]) -> asyncio.Future:
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     if not origins:
         return app
-    allowed: dict[str, Any] = dict(allow_methods=["GET", "HEAD", "POST"], allow_headers=["*"])
     return CORSMiddleware(
-        app, allow_origins=origins, expose_headers=["Retry-After", "X-Request-ID"], **allowed
+        app,
+        allow_origins=origins,
+        allow_methods=["GET", "HEAD", "POST"],
+        allow_headers=["*"],
+        expose_headers=["Retry-After", "X-Request-ID"],
     )

@@ -23,12 +23,10 @@ REGISTRY = Path(conversion.__file__).with_name("registry.py")
 DATA2VEC_MODULE = """
 from vanilla_transformer.conversion.roberta import tensor_maps, to_vanilla_config
 
-CONFIG = "Data2VecTextConfig"
 ARCHITECTURES = {
     "Data2VecTextModel": "VanillaEncoderModel",
     "Data2VecTextForMaskedLM": "VanillaEncoderForMaskedLM",
 }
-PREFIX = "data2vec_text."
 """  # the text model of data2vec is RoBERTa (Baevski et al. 2022)
 
 
@@ -74,8 +72,10 @@ def test_family_needs_only_registry_line_and_module(register_family, tmp_path):
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_registry_line_matches_module(model_type):
     family, converter = FAMILIES[model_type], get_converter(model_type)
-    assert getattr(transformers, converter.CONFIG).model_type == model_type
-    assert all(hasattr(transformers, theirs) for theirs in converter.ARCHITECTURES)
+    config_class = transformers.CONFIG_MAPPING[model_type]
+    classes = [getattr(transformers, theirs) for theirs in converter.ARCHITECTURES]
+    assert all(theirs.config_class is config_class for theirs in classes)
+    assert transformers.AutoModel._model_mapping[config_class] is classes[0]  # the base model
     ours = [
         getattr(vanilla_transformer, name).config_class.model_type
         for name in converter.ARCHITECTURES.values()
@@ -86,7 +86,9 @@ def test_registry_line_matches_module(model_type):
 
 def test_every_family_module_is_registered():
     modules = {
-        path.stem for path in REGISTRY.parent.glob("*.py") if "\nCONFIG = " in path.read_text()
+        path.stem
+        for path in REGISTRY.parent.glob("*.py")
+        if "\nARCHITECTURES = " in path.read_text()
     }
     assert modules == {family.module for family in FAMILIES.values()}
 

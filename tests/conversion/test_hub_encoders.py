@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import vanilla_transformer
 from vanilla_transformer.conversion import convert
-from vanilla_transformer.conversion.converter import get_converter
+from vanilla_transformer.conversion.converter import as_class, get_converter
 from vanilla_transformer.conversion.plan_parts import common_fields, read_known_config
 from vanilla_transformer.source import Source
 
@@ -88,7 +88,8 @@ def test_config_on_hub_gives_fields_and_published_size(name, tmp_path):
     encoder = HUB_ENCODERS[name]
     theirs = write_config(tmp_path / "hub", encoder.content)
     converter = get_converter(theirs.model_type)
-    fields = common_fields(theirs) | converter.to_vanilla_config(theirs, encoder.architecture, ())
+    config = as_class(theirs, encoder.architecture)
+    fields = common_fields(theirs) | converter.to_vanilla_config(config, ())
     model_class = getattr(vanilla_transformer, converter.ARCHITECTURES[encoder.architecture])
     config = model_class.config_class(**fields)
     for field, value in encoder.expected.items():

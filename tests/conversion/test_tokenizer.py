@@ -446,8 +446,3 @@ def test_bpe_dropout_distribution_matches_tokenizers_library(bpe_tokenizer):
 def test_bpe_dropout_of_other_kinds_is_rejected(kind):
     with raises(ValueError, seen="tokenizer.bpe_dropout", expected=(0.1, "kind", "bpe")):
         BpeDropout(train_tokenizer(LINES, SIZES[kind], kind=kind), 0.1)
-
-
-def test_bpe_dropout_out_of_range_is_rejected(bpe_tokenizer):
-    with raises(ValueError, seen=("tokenizer.bpe_dropout", 1.5), expected=(0, 1)):
-        BpeDropout(bpe_tokenizer, 1.5)

@@ -358,7 +358,7 @@ def pair(tmp_path):
 
 
 def test_unknown_bleu_tokenize_is_rejected_with_suggestion(exported, pair, monkeypatch):
-    monkeypatch.setattr(module, "read_parallel", None)  # files are not read
+    monkeypatch.setattr(module, "read_files", None)  # files are not read
     for directory in exported("seq2seq"):
         with raises(UsageError, seen=("bleu_tokenize", "nope", "none")):
             evaluate(directory, **pair, bleu_tokenize="nope")

@@ -176,9 +176,9 @@ def test_run_killed_after_its_output_appeared_is_finished(
 ):
     """The output, or only its bad lines, are there, and the manifest may not list them."""
     targets = {
-        "publish": (run.Outputs, "write_bad"),
-        "note": (run.Outputs, "publish"),
-        "remove": (run.Parts, "remove"),
+        "publish": (run.Output, "write_bad"),
+        "note": (run.Output, "publish"),
+        "remove": (run.Output, "remove"),
     }
     owner, name = targets[step]
     method = getattr(owner, name)

@@ -318,9 +318,9 @@ def test_file_with_only_bad_rows_raises(tmp_path):
         read("masked-lm", train=fill(tmp_path / "lines", "", " ", b"\xff\n"))
 
 
-def test_skip_bad_rows_must_be_boolean(tmp_path):
-    with raises(UsageError, seen=("data.skip_bad_rows", "yes")):
-        read("masked-lm", train=fill(tmp_path / "lines", "one"), skip_bad_rows="yes")
+def test_skip_bad_rows_must_be_boolean():
+    with raises(UsageError, seen=("data.skip_bad_rows", "yes"), expected="true or false"):
+        Recipe("masked-lm", {"train": "lines", "skip_bad_rows": "yes"})
 
 
 def test_bad_lines_of_language_model_text_are_skipped(tmp_path, capsys):

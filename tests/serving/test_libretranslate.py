@@ -623,8 +623,8 @@ def test_missing_field_error_names_field(client, field):
 @pytest.mark.parametrize(
     "kind, content, seen",
     [
-        ("application/json", b"", ("JSON", "EOF")),
-        ("application/json", b'{"q": "w5",', ("JSON", "EOF")),
+        ("application/json", b"", ("JSON", "char 0")),
+        ("application/json", b'{"q": "w5",', ("JSON", "char 11")),
         ("application/json", b'{"q": "\xff"}', "JSON"),
         ("application/json", b'{"q": "\\ud83d", "source": "en", "target": "de"}', ()),
         ("application/json", b"[" * 10_000, "JSON"),

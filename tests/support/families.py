@@ -88,7 +88,7 @@ def random_config(family, architecture, seed):
     It has odd numbers of heads and random values of the switches that can be represented. `seed`
     determines them; with an even one embeddings are tied.
     """
-    config_class = getattr(transformers, get_converter(family).CONFIG)
+    config_class = transformers.CONFIG_MAPPING[family]
     names = config_class().to_dict()
     rng = random.Random(f"{family} {seed}")
     heads, vocabulary, positions = rng.choice([1, 3, 5]), rng.randint(30, 60), rng.randint(24, 40)

@@ -15,7 +15,7 @@ from vanilla_transformer.errors import UsageError
 from vanilla_transformer.training import batches as batches_module
 from vanilla_transformer.training.augment import AugmentedDataset
 from vanilla_transformer.training.batches import TokenBatches, TokenStream, collate_batches
-from vanilla_transformer.training.data import read_lines, read_parallel
+from vanilla_transformer.training.data import read_files, read_lines
 from vanilla_transformer.training.prepare import prepare
 from vanilla_transformer.training.recipe import Recipe
 from vanilla_transformer.training.tasks import sequence_classification, translation
@@ -203,7 +203,7 @@ def test_parallel_files_are_paired_by_line(tmp_path):
         write(tmp_path / "a.en", "one\ntwo\n"),
         write(tmp_path / "a.de", "eins\nzwei\n"),
     )
-    assert read_parallel(source, target) == [("one", "eins"), ("two", "zwei")]
+    assert read_files([source, target]) == [["one", "two"], ["eins", "zwei"]]
 
 
 def test_parallel_files_of_different_lengths_raise(tmp_path):
@@ -212,7 +212,7 @@ def test_parallel_files_of_different_lengths_raise(tmp_path):
         write(tmp_path / "a.de", "eins\nzwei\n"),
     )
     with raises(ValueError, seen=("a.en", 3, "a.de", 2)):
-        read_parallel(source, target)
+        read_files([source, target])
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def test_tab_or_space_separates_label_and_text(tmp_path):
 
 def test_streaming_of_files_raises():
     with raises(ValueError, seen="data.streaming", expected="data.dataset"):
-        translation.read({"train": ["a.en", "a.de"], "streaming": True}, "train")
+        Recipe("translation", {"train": ["a.en", "a.de"], "streaming": True})
 
 
 def test_split_without_file_for_each_column_raises(tmp_path):

@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig
 
 from ..class_names import current_class
 from .conversion_plan import ConversionPlan
-from .converter import Converter
+from .converter import Converter, base_prefix
 from .tensors import TensorFiles
 
 PlanAs = Callable[[str], ConversionPlan]
@@ -38,7 +38,7 @@ def settle_architecture(
     """
     known = converter.ARCHITECTURES
     for name in theirs.architectures or ():
-        if isinstance(name, str) and (current := current_class(name, known, converter.CONFIG)):
+        if isinstance(name, str) and (current := current_class(name, known, type(theirs).__name__)):
             return current, [] if current == name else [
                 f"architectures={[name]!r} is read as {current}"
             ]
@@ -83,9 +83,9 @@ def matching_classes(
     classes = closest_classes(converter, plan_as)
     if len(classes) == 1:
         return classes
-    has_prefix = bool(files.prefixed)
+    has_prefix, prefix = bool(files.prefixed), base_prefix(converter)
     return [
-        name for name in classes if stores_prefix(name, theirs, converter.PREFIX) == has_prefix
+        name for name in classes if stores_prefix(name, theirs, prefix) == has_prefix
     ] or classes
 
 

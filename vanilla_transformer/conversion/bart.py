@@ -2,12 +2,16 @@
 the embeddings, and post-norm. `BartForCausalLM` is its decoder alone, which still has
 cross-attention to an encoder's states."""
 
-from collections.abc import Collection
-
-from transformers import PreTrainedConfig
-
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from .fields import Fields, read_fields, require, same_names, write_fields
+from .fields import (
+    Fields,
+    Ours,
+    TensorNames,
+    Theirs,
+    read_fields,
+    require,
+    same_names,
+    write_fields,
+)
 from .tensors import (
     ROW,
     SAME,
@@ -21,7 +25,6 @@ from .tensors import (
     zeros,
 )
 
-CONFIG = "BartConfig"
 ARCHITECTURES = {
     "BartModel": "VanillaSeq2SeqModel",
     "BartForConditionalGeneration": "VanillaSeq2SeqForConditionalGeneration",
@@ -29,7 +32,6 @@ ARCHITECTURES = {
     "BartForQuestionAnswering": "VanillaSeq2SeqForQuestionAnswering",
     "BartForCausalLM": "VanillaDecoderForCausalLM",
 }
-PREFIX = "model."
 FIELDS = {
     "hidden_size": "d_model",
     "hidden_act": "activation_function",
@@ -62,39 +64,34 @@ DECODER_LAYER = LAYER | {
 UNUSED = r"(encoder|decoder)\.version"
 
 
-def to_vanilla_config(
-    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
-) -> Fields:
-    return vanilla_fields(theirs, architecture, names) | {
+def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
+    return vanilla_fields(theirs, names) | {
         "position_embedding_type": "learned",
         "embedding_norm": True,
     }
 
 
-def is_decoder(architecture: str) -> bool:
-    return architecture.endswith("CausalLM")
+def is_decoder(config: Theirs | Ours) -> bool:
+    return config.architectures[0].endswith("CausalLM")
 
 
-def sides(architecture: str) -> dict[str, str]:
-    """Return {our stack: the source's name for it}, such as `{"model.decoder": "decoder"}`.
-
-    `architecture` is the name of the source's class.
-    """
+def sides(config: Theirs | Ours) -> dict[str, str]:
+    """Return {our stack: the source's name for it}, such as `{"model.decoder": "decoder"}`."""
     return (
         {"model": "decoder"}
-        if is_decoder(architecture)
+        if is_decoder(config)
         else {"model.encoder": "encoder", "model.decoder": "decoder"}
     )
 
 
-def vanilla_fields(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
+def vanilla_fields(theirs: Theirs, names: TensorNames) -> Fields:
     """Return the fields of our config that all relatives of BART share.
 
-    `architecture` is the source's class. `names` are its tensors, without the family's prefix: with
-    `final_logits_bias` the LM head gets a bias. Raises ValueError if encoder and decoder differ in
-    feed-forward width or heads.
+    `names` are those of the source's tensors, without the family's prefix: with `final_logits_bias`
+    the LM head gets a bias. Raises ValueError if encoder and decoder differ in feed-forward width
+    or heads.
     """
-    if is_decoder(architecture):
+    if is_decoder(theirs):
         fields = stack_fields(theirs, "decoder_")
         return fields | {
             "num_hidden_layers": theirs.decoder_layers,
@@ -114,7 +111,7 @@ def vanilla_fields(theirs: PreTrainedConfig, architecture: str, names: Collectio
     }
 
 
-def stack_fields(theirs: PreTrainedConfig, side: str = "") -> Fields:
+def stack_fields(theirs: Theirs, side: str = "") -> Fields:
     return read_fields(theirs, FIELDS) | {
         "intermediate_size": getattr(theirs, f"{side}ffn_dim"),
         "num_attention_heads": getattr(theirs, f"{side}attention_heads"),
@@ -122,21 +119,18 @@ def stack_fields(theirs: PreTrainedConfig, side: str = "") -> Fields:
     }
 
 
-def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
-    return source_fields(ours, architecture) | {"classifier_dropout": ours.classifier_dropout}
+def to_source_config(ours: Ours) -> Fields:
+    return source_fields(ours) | {"classifier_dropout": ours.classifier_dropout}
 
 
-def source_fields(ours: VanillaTransformerConfig, architecture: str) -> Fields:
-    """Return the source's config fields that all relatives of BART share.
-
-    `architecture` is the source's class.
-    """
-    fields = write_fields(ours, FIELDS) | {"is_encoder_decoder": not is_decoder(architecture)}
-    if is_decoder(architecture):
+def source_fields(ours: Ours) -> Fields:
+    """Return the source's config fields that all relatives of BART share."""
+    fields = write_fields(ours, FIELDS) | {"is_encoder_decoder": not is_decoder(ours)}
+    if is_decoder(ours):
         fields |= {"decoder_layers": ours.num_hidden_layers, "is_decoder": True}
     else:
         fields |= write_fields(ours, DEPTHS | same_names("decoder_start_token_id"))
-    for side in sides(architecture).values():
+    for side in sides(ours).values():
         fields |= {
             f"{side}_ffn_dim": ours.intermediate_size,
             f"{side}_attention_heads": ours.num_attention_heads,
@@ -144,48 +138,42 @@ def source_fields(ours: VanillaTransformerConfig, architecture: str) -> Fields:
     return fields
 
 
-def tensor_maps(
-    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
-) -> list[TensorMap]:
-    maps = body(ours, theirs, architecture) + positions(architecture, unread=2)
-    for stack, side in sides(architecture).items():
+def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
+    maps = body(ours, theirs) + positions(theirs, unread=2)
+    for stack, side in sides(theirs).items():
         maps += linear(f"{stack}.embeddings.norm", f"{side}.layernorm_embedding")
     return maps
 
 
-def positions(architecture: str, unread: int = 0) -> list[TensorMap]:
+def positions(theirs: Theirs, unread: int = 0) -> list[TensorMap]:
     """Return the tensor map of the learned position table of each stack.
 
-    The first `unread` rows of the source's table, which no token reads, are dropped. `architecture`
-    is the source's class.
+    The first `unread` rows of the source's table, which no token reads, are dropped.
     """
     op = drop_rows(unread) if unread else SAME
     return [
         tensor_map(
             f"{stack}.embeddings.embed_positions.weight", f"{side}.embed_positions.weight", op
         )
-        for stack, side in sides(architecture).items()
+        for stack, side in sides(theirs).items()
     ]
 
 
-def final_norms(architecture: str) -> list[TensorMap]:
+def final_norms(theirs: Theirs) -> list[TensorMap]:
     return [
         norm
-        for stack, side in sides(architecture).items()
+        for stack, side in sides(theirs).items()
         for norm in linear(f"{stack}.norm", f"{side}.layer_norm")
     ]
 
 
-def body(
-    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
-) -> list[TensorMap]:
+def body(ours: Ours, theirs: Theirs) -> list[TensorMap]:
     """Return the tensor maps of token embeddings, layers and heads, which all relatives of BART
     share.
 
-    Positions, the norms after the embeddings and the final norms are not among them. `ours` and
-    `theirs` are the configs of both models, `architecture` is the source's class.
+    Positions, the norms after the embeddings and the final norms are not among them.
     """
-    if is_decoder(architecture):
+    if is_decoder(theirs):
         maps = tokens("decoder.embed_tokens.weight", "lm_head.weight", theirs.tie_word_embeddings)
     else:
         maps = embeddings(
@@ -195,14 +183,14 @@ def body(
         )
         maps.append(final_logits_bias(ours))
         maps += modules(HEADS)
-    for stack, side in sides(architecture).items():
+    for stack, side in sides(theirs).items():
         names = DECODER_LAYER if side == "decoder" else LAYER
         count = getattr(theirs, f"{side}_layers")
         maps += layers(names, f"{stack}.layers", f"{side}.layers", count)
     return maps
 
 
-def embeddings(ours: VanillaTransformerConfig, tied: bool, shared: bool = True) -> list[TensorMap]:
+def embeddings(ours: Ours, tied: bool, shared: bool = True) -> list[TensorMap]:
     """Return the tensor maps of the token embeddings and, if not `tied`, of the LM head.
 
     Args:
@@ -237,7 +225,7 @@ def embeddings(ours: VanillaTransformerConfig, tied: bool, shared: bool = True) 
     )
 
 
-def final_logits_bias(ours: VanillaTransformerConfig) -> TensorMap:
+def final_logits_bias(ours: Ours) -> TensorMap:
     if ours.lm_head_bias:
         return tensor_map("lm_head.bias", "final_logits_bias", ROW)
     return TensorMap((), "final_logits_bias", zeros(1, ours.vocab_size))

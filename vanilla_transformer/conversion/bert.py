@@ -1,16 +1,22 @@
 """BERT (Devlin et al. 2019): an encoder with learned positions, token types, post-norm, a pooler
 and a masked-LM transform."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
-from transformers import PreTrainedConfig
-
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from . import jina_bert
-from .fields import Fields, Names, read_fields, require, same_names, write_fields
+from .fields import (
+    Fields,
+    Names,
+    Ours,
+    TensorNames,
+    Theirs,
+    read_fields,
+    require,
+    same_names,
+    write_fields,
+)
 from .tensors import TensorMap, layers, linear, modules, tensor_map, tokens, zeros
 
-CONFIG = "BertConfig"
 HEADS = (
     *("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
     *("ForQuestionAnswering", "ForMultipleChoice"),
@@ -24,7 +30,6 @@ def encoder_classes(theirs: str, heads: Iterable[str] = HEADS) -> dict[str, str]
 
 
 ARCHITECTURES = encoder_classes("Bert", (*HEADS, "ForPreTraining", "ForNextSentencePrediction"))
-PREFIX = "bert."
 POSITIONS = tensor_map(
     "model.embeddings.embed_positions.weight", "embeddings.position_embeddings.weight"
 )
@@ -50,12 +55,10 @@ LAYER = OUTPUTS | {
 }
 
 
-def to_vanilla_config(
-    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
-) -> Fields:
+def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
     require_encoder(theirs, "alibi")
     fields = encoder_fields(theirs) | {
-        "pooler_act": pooler_act(architecture, names),
+        "pooler_act": pooler_act(theirs, names),
         "lm_transform_act": theirs.hidden_act,
     }
     is_jina = jina_bert.has_alibi(vars(theirs))
@@ -67,7 +70,7 @@ def rename_fields(content: Fields) -> Fields:
     return jina_bert.rename_classes(content) if jina_bert.has_alibi(content) else content
 
 
-def require_encoder(theirs: PreTrainedConfig, *positions: str) -> None:
+def require_encoder(theirs: Theirs, *positions: str) -> None:
     """Raise ValueError if the source config is a decoder, has cross-attention, or has positions
     that are neither absolute nor of the kinds `positions`."""
     require(
@@ -78,7 +81,7 @@ def require_encoder(theirs: PreTrainedConfig, *positions: str) -> None:
     )
 
 
-def encoder_fields(theirs: PreTrainedConfig) -> Fields:
+def encoder_fields(theirs: Theirs) -> Fields:
     """Return the fields of our config that BERT and its relatives share.
 
     The fields of heads are not among them.
@@ -91,14 +94,14 @@ def encoder_fields(theirs: PreTrainedConfig) -> Fields:
 
 
 def pooler_act(
-    architecture: str, names: Collection[str], weight: str = "pooler.dense.weight"
+    theirs: Theirs, names: TensorNames, weight: str = "pooler.dense.weight"
 ) -> str | None:
     """Return our `pooler_act`: "tanh" for classes with a head, and for base models whose tensors
     `names` have the `weight` of the pooler, else None."""
-    return "tanh" if not architecture.endswith("Model") or weight in names else None
+    return "tanh" if not theirs.architectures[0].endswith("Model") or weight in names else None
 
 
-def stack_fields(theirs: PreTrainedConfig, names: Names) -> Fields:
+def stack_fields(theirs: Theirs, names: Names) -> Fields:
     """Return the fields of ours in the table `names`, learned positions, and the classifier's
     dropout, which is by default that of the layers."""
     classifier_dropout = getattr(theirs, "classifier_dropout", None)
@@ -110,16 +113,14 @@ def stack_fields(theirs: PreTrainedConfig, names: Names) -> Fields:
     }
 
 
-def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
+def to_source_config(ours: Ours) -> Fields:
     return write_fields(ours, ENCODER) | {
         "type_vocab_size": max(ours.type_vocab_size, 1),
         "classifier_dropout": ours.classifier_dropout,
     }
 
 
-def tensor_maps(
-    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
-) -> list[TensorMap]:
+def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
     tied = theirs.tie_word_embeddings
     head = "cls.predictions"
     maps = body(ours, f"{head}.decoder.weight", tied)
@@ -135,18 +136,19 @@ def tensor_maps(
                 "transform.dense": f"{head}.transform.dense",
                 "transform.norm": f"{head}.transform.LayerNorm",
                 "next_sentence": "cls.seq_relationship",
-                classifier_name(architecture): "classifier",
+                classifier_name(theirs): "classifier",
                 "qa_outputs": "qa_outputs",
             }
         ),
     ]
 
 
-def classifier_name(architecture: str) -> str:
-    return "choice_classifier" if architecture.endswith("MultipleChoice") else "classifier"
+def classifier_name(theirs: Theirs) -> str:
+    is_choice = theirs.architectures[0].endswith("MultipleChoice")
+    return "choice_classifier" if is_choice else "classifier"
 
 
-def vocabulary_bias(ours: VanillaTransformerConfig, tied: bool, head: str) -> list[TensorMap]:
+def vocabulary_bias(ours: Ours, tied: bool, head: str) -> list[TensorMap]:
     """Return the tensor maps of the bias of the vocabulary projection in the source's module
     `head`.
 
@@ -161,7 +163,7 @@ def vocabulary_bias(ours: VanillaTransformerConfig, tied: bool, head: str) -> li
     ]
 
 
-def token_types(ours: VanillaTransformerConfig) -> TensorMap:
+def token_types(ours: Ours) -> TensorMap:
     """Return the tensor map of the token types; without types here, theirs has one of zeros."""
     types = "embeddings.token_type_embeddings.weight"
     if ours.type_vocab_size:
@@ -169,7 +171,7 @@ def token_types(ours: VanillaTransformerConfig) -> TensorMap:
     return TensorMap((), types, zeros(1, ours.position_size))
 
 
-def body(ours: VanillaTransformerConfig, head: str, tied: bool) -> list[TensorMap]:
+def body(ours: Ours, head: str, tied: bool) -> list[TensorMap]:
     """Return the tensor maps of layers and of embeddings without positions, as in BERT, RoBERTa and
     ELECTRA.
 
@@ -181,7 +183,7 @@ def body(ours: VanillaTransformerConfig, head: str, tied: bool) -> list[TensorMa
     ]
 
 
-def embeddings(ours: VanillaTransformerConfig, head: str, tied: bool) -> list[TensorMap]:
+def embeddings(ours: Ours, head: str, tied: bool) -> list[TensorMap]:
     """Return the tensor maps of the embeddings without positions, and of the projection to the
     vocabulary `head`, which may be `tied`."""
     return [

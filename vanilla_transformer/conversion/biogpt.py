@@ -1,37 +1,26 @@
 """BioGPT (Luo et al. 2022): GPT-2's layers, positions from row 2 on. The epsilon of norms is 1e-5,
 whatever the config says."""
 
-from collections.abc import Collection
-
-from transformers import PreTrainedConfig
-
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from . import bart, bert
-from .fields import Fields, same_names
+from .fields import Fields, Ours, TensorNames, Theirs, same_names
 from .tensors import TensorMap, drop_rows, layers, linear, tensor_map, tokens
 
-CONFIG = "BioGptConfig"
 ARCHITECTURES = {
     "BioGptModel": "VanillaDecoderModel",
     "BioGptForCausalLM": "VanillaDecoderForCausalLM",
     "BioGptForSequenceClassification": "VanillaDecoderForSequenceClassification",
     "BioGptForTokenClassification": "VanillaDecoderForTokenClassification",
 }
-PREFIX = "biogpt."
 
 
-def to_vanilla_config(
-    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
-) -> Fields:
+def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
     names = bert.STACK | same_names(
         *("max_position_embeddings", "activation_dropout", "scale_embedding")
     )
     return bert.stack_fields(theirs, names) | {"norm_first": True, "lm_head_bias": False}
 
 
-def tensor_maps(
-    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
-) -> list[TensorMap]:
+def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
     return [
         *tokens("embed_tokens.weight", "output_projection.weight", theirs.tie_word_embeddings),
         tensor_map(

@@ -1,13 +1,12 @@
 """The protocol that the module of a model family implements, and the modules by family name."""
 
+import copy
 import importlib
-from collections.abc import Collection
 from typing import Protocol, cast
 
-from transformers import PreTrainedConfig
+import transformers
 
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from .fields import Fields
+from .fields import Fields, Ours, TensorNames, Theirs
 from .registry import FAMILIES
 from .tensors import TensorMap
 
@@ -15,41 +14,29 @@ from .tensors import TensorMap
 class Converter(Protocol):
     """The module of a family: its config, tensor maps and constants.
 
-    `theirs` is a config of the family's own class, `ours` one of this project's. A module that
-    converts back also has `to_source_config(ours, architecture)`, which returns the fields of their
-    config. It need not check `ours`: a field of ours that is another one after the way there and
-    back is an error (see `fields.require_kept`). `LOST` names fields that may be.
+    `theirs` is a config of the family's own class, `ours` one of this project's. The first of the
+    `architectures` of either is the class that is converted. A module that converts back also has
+    `to_source_config(ours)`, which returns the fields of their config. It need not check `ours`: a
+    field of ours that is another one after the way there and back is an error (see
+    `fields.require_kept`). `LOST` names fields that may be.
     """
 
-    CONFIG: str
-    """The name of their config class in transformers."""
     ARCHITECTURES: dict[str, str]
-    """The names of their model classes in transformers, each with the name of ours."""
-    PREFIX: str
-    """What the names of the base model's tensors begin with in files of a model with a head."""
+    """The names of their model classes in transformers, that of the base model first, each with the
+    name of ours."""
 
-    def to_vanilla_config(
-        self, theirs: PreTrainedConfig, architecture: str, names: Collection[str]
-    ) -> Fields:
+    def to_vanilla_config(self, theirs: Theirs, names: TensorNames) -> Fields:
         """Return the fields of our config, except labels and special tokens, which `planning`
         converts.
 
-        Args:
-            theirs: config of the source.
-            architecture: name of the source's class, a key of `ARCHITECTURES`.
-            names: names of the source's tensors, without `PREFIX`.
-
-        Raises:
-            ValueError: for a field that our config cannot represent.
+        `names` are those of the source's tensors, without `base_prefix`. Raises ValueError for a
+        field that our config cannot represent.
         """
 
-    def tensor_maps(
-        self, ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
-    ) -> list[TensorMap]:
+    def tensor_maps(self, ours: Ours, theirs: Theirs) -> list[TensorMap]:
         """Return the maps of all tensors, including those of other heads.
 
-        Maps whose tensors a model lacks are skipped. `architecture` is the name of the source's
-        class, a key of `ARCHITECTURES`.
+        Maps whose tensors a model lacks are skipped.
         """
 
 
@@ -58,3 +45,17 @@ def get_converter(model_type: str) -> Converter:
     not in the registry."""
     module = importlib.import_module(f".{FAMILIES[model_type].module}", __package__)
     return cast(Converter, module)
+
+
+def base_prefix(converter: Converter) -> str:
+    """Return what the names of the base model's tensors begin with in files of a model with a head,
+    such as "bert."."""
+    base_model = getattr(transformers, next(iter(converter.ARCHITECTURES)))
+    return f"{base_model.base_model_prefix}."
+
+
+def as_class(theirs: Theirs, architecture: str) -> Theirs:
+    """Return a copy of `theirs` for the class `architecture`, the first of its `architectures`."""
+    theirs = copy.deepcopy(theirs)
+    theirs.architectures = [architecture, *(theirs.architectures or ())]
+    return theirs

@@ -1,23 +1,18 @@
 """DeiT (Touvron et al. 2021): ViT with a distillation token after the class token. A classifier
 reads one of them or both."""
 
-from collections.abc import Collection
-
 import torch
-from transformers import PreTrainedConfig
 
 from ..configuration_vanilla_transformer import VanillaVisionConfig
 from . import vit
-from .fields import Fields
+from .fields import Fields, TensorNames, Theirs
 from .tensors import Op, TensorMap, tensor_map
 
-CONFIG = "DeiTConfig"
 ARCHITECTURES = {
     "DeiTModel": "VanillaVisionModel",
     "DeiTForImageClassification": "VanillaVisionForImageClassification",
     "DeiTForImageClassificationWithTeacher": "VanillaVisionForImageClassification",
 }
-PREFIX = "deit."
 IMAGE_PROCESSOR = "DeiTImageProcessor"
 
 BOTH_TOKENS = Op("both tokens", lambda cls, distillation: (torch.cat([cls[0], distillation[0]]),))
@@ -29,15 +24,11 @@ MEAN_OF_BOTH = Op(
 OF_CLASS_TOKEN = Op("and zeros", lambda t: (torch.cat([t, torch.zeros_like(t)], dim=1),))
 
 
-def to_vanilla_config(
-    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
-) -> Fields:
-    return vit.to_vanilla_config(theirs, architecture, names) | {"num_first_tokens": 2}
+def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
+    return vit.to_vanilla_config(theirs, names) | {"num_first_tokens": 2}
 
 
-def tensor_maps(
-    ours: VanillaVisionConfig, theirs: PreTrainedConfig, architecture: str
-) -> list[TensorMap]:
+def tensor_maps(ours: VanillaVisionConfig, theirs: Theirs) -> list[TensorMap]:
     both = ("embeddings.distillation_token",)
     first = TensorMap(
         ("model.embeddings.first_tokens",), "embeddings.cls_token", BOTH_TOKENS, extra_inputs=both
@@ -45,7 +36,7 @@ def tensor_maps(
     return [
         first,
         *vit.body(ours, theirs.qkv_bias),
-        *classifier(architecture.endswith("WithTeacher")),
+        *classifier(theirs.architectures[0].endswith("WithTeacher")),
     ]
 
 

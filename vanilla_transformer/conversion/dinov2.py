@@ -2,19 +2,14 @@
 their last weights. It reads images of any size. What its class calls `pooler_output` is the state
 of the first token."""
 
-from collections.abc import Collection
 from dataclasses import replace
-
-from transformers import PreTrainedConfig
 
 from ..configuration_vanilla_transformer import VanillaVisionConfig
 from . import vit
-from .fields import Fields, require
+from .fields import Fields, TensorNames, Theirs, require
 from .tensors import ROW, Op, TensorMap, linear, tensor_map
 
-CONFIG = "Dinov2Config"
 ARCHITECTURES = {"Dinov2Model": "VanillaVisionModel"}
-PREFIX = "dinov2."
 IMAGE_PROCESSOR = "BitImageProcessor"
 UNUSED = r"embeddings\.mask_token"  # used in training only
 NAMES = {"layernorm_before": "norm1", "layernorm_after": "norm2"}
@@ -32,9 +27,7 @@ SCALES = {"o_proj": "layer_scale1", "down_proj": "layer_scale2"}
 SCALED = Op("scaled", lambda t, scale: (t * (scale if t.dim() == 1 else scale[:, None]),))
 
 
-def to_vanilla_config(
-    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
-) -> Fields:
+def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
     require(theirs, use_swiglu_ffn=False)
     return vit.encoder_fields(theirs) | {
         "intermediate_size": int(theirs.hidden_size * theirs.mlp_ratio),
@@ -43,9 +36,7 @@ def to_vanilla_config(
     }
 
 
-def tensor_maps(
-    ours: VanillaVisionConfig, theirs: PreTrainedConfig, architecture: str
-) -> list[TensorMap]:
+def tensor_maps(ours: VanillaVisionConfig, theirs: Theirs) -> list[TensorMap]:
     maps = [
         tensor_map("model.embeddings.first_tokens", "embeddings.cls_token", ROW),
         *vit.patches(ours),

@@ -1,18 +1,11 @@
 """DistilBERT (Sanh et al. 2019): BERT without token types and pooler; its sentence heads have a
 linear map and a ReLU."""
 
-from collections.abc import Collection
-
-from transformers import PreTrainedConfig
-
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from . import bert
-from .fields import Fields, read_fields, same_names
+from .fields import Fields, Ours, TensorNames, Theirs, read_fields, same_names
 from .tensors import TensorMap, layers, modules, tensor_map, tokens
 
-CONFIG = "DistilBertConfig"
 ARCHITECTURES = bert.encoder_classes("DistilBert")
-PREFIX = "distilbert."
 FIELDS = {
     "hidden_size": "dim",
     "intermediate_size": "hidden_dim",
@@ -34,21 +27,17 @@ LAYER = {
 }
 
 
-def to_vanilla_config(
-    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
-) -> Fields:
+def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
     return read_fields(theirs, FIELDS) | {
         "position_embedding_type": "learned",  # sinusoids too are stored as a table
         "scale_embedding": False,
         "embedding_norm": True,
         "layer_norm_eps": 1e-12,
-        "pooler_act": None if architecture == "DistilBertModel" else "relu",
+        "pooler_act": None if theirs.architectures[0] == "DistilBertModel" else "relu",
     }
 
 
-def tensor_maps(
-    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
-) -> list[TensorMap]:
+def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
     words, head = "embeddings.word_embeddings.weight", "vocab_projector"
     return [
         *tokens(words, f"{head}.weight", theirs.tie_word_embeddings),
@@ -61,7 +50,7 @@ def tensor_maps(
                 "transform.dense": "vocab_transform",
                 "transform.norm": "vocab_layer_norm",
                 "model.pooler.dense": "pre_classifier",
-                bert.classifier_name(architecture): "classifier",
+                bert.classifier_name(theirs): "classifier",
                 "qa_outputs": "qa_outputs",
             }
         ),

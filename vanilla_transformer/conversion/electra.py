@@ -2,26 +2,18 @@
 models. The discriminator becomes a classifier of tokens with one score, above 0 for a token that
 was replaced."""
 
-from collections.abc import Collection
-
-from transformers import PreTrainedConfig
-
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from . import bert
-from .fields import Fields, require
+from .fields import Fields, Ours, TensorNames, Theirs, require
 from .tensors import TensorMap, modules, tensor_map
 
-CONFIG = "ElectraConfig"
 ARCHITECTURES = bert.encoder_classes("Electra") | {
     "ElectraForPreTraining": "VanillaEncoderForTokenClassification"
 }
-PREFIX = "electra."
 
 
-def to_vanilla_config(
-    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
-) -> Fields:
+def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
     bert.require_encoder(theirs)
+    architecture = theirs.architectures[0]
     pooler_act = "gelu"
     if architecture == "ElectraForMultipleChoice":
         require(theirs, summary_type="first", summary_use_proj=True)
@@ -37,9 +29,7 @@ def to_vanilla_config(
     return fields
 
 
-def tensor_maps(
-    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
-) -> list[TensorMap]:
+def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
     return [
         *bert.body(ours, "generator_lm_head.weight", theirs.tie_word_embeddings),
         bert.POSITIONS,
@@ -49,14 +39,15 @@ def tensor_maps(
                 "model.embeddings.projection": "embeddings_project",
                 "transform.norm": "generator_predictions.LayerNorm",
                 "qa_outputs": "qa_outputs",
-                **heads(architecture),
+                **heads(theirs),
             }
         ),
     ]
 
 
-def heads(architecture: str) -> dict[str, str]:
+def heads(theirs: Theirs) -> dict[str, str]:
     """Return {our module: theirs} of the modules that depend on the source's class."""
+    architecture = theirs.architectures[0]
     if architecture == "ElectraForPreTraining":
         head = "discriminator_predictions"
         return {"transform.0": f"{head}.dense", "classifier": f"{head}.dense_prediction"}
@@ -68,5 +59,5 @@ def heads(architecture: str) -> dict[str, str]:
         }
     return transform | {
         "model.pooler.dense": "sequence_summary.summary",
-        bert.classifier_name(architecture): "classifier",
+        bert.classifier_name(theirs): "classifier",
     }

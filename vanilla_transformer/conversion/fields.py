@@ -9,8 +9,12 @@ from transformers import PreTrainedConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 
+# a config of ours, and one of the source, whose first architecture is the class that is converted
+Ours = VanillaTransformerConfig
+Theirs = PreTrainedConfig
 Fields = dict[str, Any]
 Names = Mapping[str, str]  # a field of ours: the source's field of the same meaning
+TensorNames = Collection[str]
 
 # fields of ours without effect on outputs, and those that `plan_parts.common_fields` copies
 FREE = {field.name for field in dataclasses.fields(PreTrainedConfig)}
@@ -39,12 +43,12 @@ def same_names(*names: str) -> dict[str, str]:
     return dict(zip(names, names))
 
 
-def read_fields(theirs: PreTrainedConfig, names: Names) -> Fields:
+def read_fields(theirs: Theirs, names: Names) -> Fields:
     """Return the fields of ours in the table `names`, with the values of `theirs`."""
     return {name: getattr(theirs, their_name) for name, their_name in names.items()}
 
 
-def write_fields(ours: VanillaTransformerConfig, names: Names) -> Fields:
+def write_fields(ours: Ours, names: Names) -> Fields:
     """Return the source's fields in the table `names`, with the values of `ours`.
 
     If one field of theirs stands for several of ours, it has the value of the last one.
@@ -82,12 +86,7 @@ def require_padding(config: PreTrainedConfig) -> int:
 # ------------------------------------------------------------------------- what a family represents
 
 
-def require_kept(
-    ours: VanillaTransformerConfig,
-    back: VanillaTransformerConfig,
-    model_class: str,
-    lost: Collection[str],
-) -> None:
+def require_kept(ours: Ours, back: Ours, model_class: str, lost: Collection[str]) -> None:
     """Raise ValueError for the first field of `ours` that another family cannot represent.
 
     Args:
@@ -101,7 +100,7 @@ def require_kept(
             require(ours, **{name: getattr(back, name)})
 
 
-def effective_fields(config: VanillaTransformerConfig, model_class: str) -> Fields:
+def effective_fields(config: Ours, model_class: str) -> Fields:
     """Return the fields of `config` that `model_class`, the name of our class, reads.
 
     Values that stand for the same model are equal.
@@ -121,7 +120,7 @@ def effective_fields(config: VanillaTransformerConfig, model_class: str) -> Fiel
     return fields
 
 
-def unread_positions(config: VanillaTransformerConfig) -> set[str]:
+def unread_positions(config: Ours) -> set[str]:
     """Return the fields about positions that have no effect with the positions of `config`."""
     unread = set()
     if config.position_embedding_type != "rotary":

@@ -1,12 +1,7 @@
 """GPT-2 (Radford et al. 2019): a pre-norm decoder with learned positions, its linear maps stored
 transposed and queries, keys and values as one."""
 
-from collections.abc import Collection
-
-from transformers import PreTrainedConfig
-
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from .fields import Fields, read_fields, require, write_fields
+from .fields import Fields, Ours, TensorNames, Theirs, read_fields, require, write_fields
 from .tensors import (
     SAME,
     THIRDS,
@@ -20,7 +15,6 @@ from .tensors import (
     tokens,
 )
 
-CONFIG = "GPT2Config"
 ARCHITECTURES = {
     "GPT2Model": "VanillaDecoderModel",
     "GPT2LMHeadModel": "VanillaDecoderForCausalLM",
@@ -28,7 +22,6 @@ ARCHITECTURES = {
     "GPT2ForTokenClassification": "VanillaDecoderForTokenClassification",
     "GPT2ForQuestionAnswering": "VanillaDecoderForQuestionAnswering",
 }
-PREFIX = "transformer."
 FIELDS = {
     "hidden_size": "n_embd",
     "intermediate_size": "n_inner",
@@ -51,9 +44,7 @@ NORMS = {"self_attn_norm": "ln_1", "feed_forward_norm": "ln_2"}
 UNUSED = r"h\.\d+\.attn\.(bias|masked_bias)"  # stored causal masks
 
 
-def to_vanilla_config(
-    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
-) -> Fields:
+def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
     require(theirs, add_cross_attention=False)
     dropouts = (getattr(theirs, name, None) for name in ("classifier_dropout", "hidden_dropout"))
     return read_fields(theirs, FIELDS) | {
@@ -66,13 +57,11 @@ def to_vanilla_config(
     }
 
 
-def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
+def to_source_config(ours: Ours) -> Fields:
     return write_fields(ours, FIELDS) | {"classifier_dropout": ours.classifier_dropout}
 
 
-def tensor_maps(
-    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
-) -> list[TensorMap]:
+def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
     maps = [
         *tokens("wte.weight", "lm_head.weight", theirs.tie_word_embeddings),
         tensor_map("model.embeddings.embed_positions.weight", "wpe.weight"),

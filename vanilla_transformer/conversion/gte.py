@@ -1,19 +1,12 @@
 """GTE (Zhang et al. 2024, mGTE), "new" in older files of the Hub: BERT with rotary positions and
 gated feed-forward networks, whose first maps have no biases."""
 
-from collections.abc import Collection
-
-from transformers import PreTrainedConfig
-
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from . import bert
-from .fields import Fields, require
+from .fields import Fields, Ours, TensorNames, Theirs, require
 from .rotary import HALVES, fused, no_bias, one_base, paired, paired_thirds, renamed
 from .tensors import SAME, TensorMap, modules, tensor_map
 
-CONFIG = "GteConfig"
 ARCHITECTURES = bert.encoder_classes("Gte", bert.HEADS[:4])
-PREFIX = "gte."
 HUB_PREFIX = "new."
 # modules of a layer: our name, the names in the class and in files of the Hub
 LAYER = {
@@ -24,9 +17,7 @@ LAYER = {
 }
 
 
-def to_vanilla_config(
-    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
-) -> Fields:
+def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
     # fields of the Hub's code, which transformers does not have
     require(
         theirs,
@@ -40,12 +31,12 @@ def to_vanilla_config(
         "activation_dropout": theirs.hidden_dropout_prob,
         "position_embedding_type": "rotary",
         "rope_parameters": rope(theirs),
-        "pooler_act": bert.pooler_act(architecture, names),
+        "pooler_act": bert.pooler_act(theirs, names),
         "lm_transform_act": "gelu",
     }
 
 
-def rope(theirs: PreTrainedConfig) -> Fields:
+def rope(theirs: Theirs) -> Fields:
     """Return our `rope_parameters`.
 
     The scaling "ntk" of the Hub's code multiplies the base by the factor, and divides all angles by
@@ -64,16 +55,14 @@ def rope(theirs: PreTrainedConfig) -> Fields:
     }
 
 
-def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
-    return bert.to_source_config(ours, architecture) | {
+def to_source_config(ours: Ours) -> Fields:
+    return bert.to_source_config(ours) | {
         "type_vocab_size": ours.type_vocab_size,
         "rope_parameters": one_base(ours),
     }
 
 
-def tensor_maps(
-    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
-) -> list[TensorMap]:
+def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
     maps = [
         *bert.embeddings(ours, "lm_head.decoder.weight", theirs.tie_word_embeddings),
         tensor_map("lm_head.bias", "lm_head.decoder.bias"),
@@ -91,9 +80,7 @@ def tensor_maps(
     return maps
 
 
-def layer_maps(
-    ours: VanillaTransformerConfig, layer: str, theirs: str, hub: str
-) -> list[TensorMap]:
+def layer_maps(ours: Ours, layer: str, theirs: str, hub: str) -> list[TensorMap]:
     """Return the maps of our module `layer`: `theirs` in the class, `hub` in files of the Hub."""
     order, thirds, both = paired(ours.head_dim), paired_thirds(ours.head_dim), ("weight", "bias")
     parts = {f"{part}_proj": f"{theirs}.self_attn.{part}_proj" for part in "qkv"}

@@ -7,13 +7,10 @@ bucket of its own, so the table is exact for all texts that the checkpoint reads
 """
 
 import re
-from collections.abc import Collection
 
 import torch
-from transformers import PreTrainedConfig
 
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from .fields import Fields, require
+from .fields import Fields, Ours, TensorNames, Theirs, require
 from .rotary import HALVES, no_bias
 from .tensors import TensorMap, constant, linear
 
@@ -30,7 +27,7 @@ def rename_classes(content: Fields) -> Fields:
     return content | {"architectures": names}
 
 
-def fields(theirs: PreTrainedConfig, names: Collection[str]) -> Fields:
+def fields(theirs: Theirs, names: TensorNames) -> Fields:
     """Return the fields of our config that differ from BERT's. `names` are those of the tensors.
 
     Raises ValueError for another network, and for norms of queries and keys, as in
@@ -53,7 +50,7 @@ def fields(theirs: PreTrainedConfig, names: Collection[str]) -> Fields:
     }
 
 
-def tensor_maps(ours: VanillaTransformerConfig) -> list[TensorMap]:
+def tensor_maps(ours: Ours) -> list[TensorMap]:
     """Return the maps of what BERT does not have: the table, and the feed-forward networks."""
     maps = [TensorMap((TABLE,), "", constant("ALiBi", lambda: alibi_table(ours)))]
     for i in range(ours.num_hidden_layers):
@@ -67,7 +64,7 @@ def tensor_maps(ours: VanillaTransformerConfig) -> list[TensorMap]:
     return maps
 
 
-def alibi_table(ours: VanillaTransformerConfig) -> torch.Tensor:
+def alibi_table(ours: Ours) -> torch.Tensor:
     """Return the biases of the scores, (buckets, H), float32: a distance times minus a slope.
 
     The buckets are those of `VanillaRelativePositions`: for each direction, distances below a

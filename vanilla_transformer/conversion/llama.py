@@ -2,18 +2,15 @@
 feed-forward networks and grouped keys and values. Qwen2, Qwen3, Mistral and EuroBERT are its
 relatives."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import transformers
-from transformers import PreTrainedConfig
 
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from .fields import Fields, read_fields, same_names, write_fields
+from .fields import Fields, Ours, TensorNames, Theirs, read_fields, same_names, write_fields
 from .reranker import row_difference
 from .rotary import one_base, paired
 from .tensors import SAME, Op, TensorMap, linear, tensor_map, then, tokens
 
-CONFIG = "LlamaConfig"
 HEADS = {
     "Model": "VanillaDecoderModel",
     "ForCausalLM": "VanillaDecoderForCausalLM",
@@ -22,7 +19,6 @@ HEADS = {
     "ForQuestionAnswering": "VanillaDecoderForQuestionAnswering",
 }
 ARCHITECTURES = {f"Llama{head}": ours for head, ours in HEADS.items()}
-PREFIX = "model."
 HUB_PREFIX = "transformer."  # with the head of question answering
 BIASES = {"attention_bias": "attention_bias", "linear_bias": "mlp_bias"}
 # fields that Llama, its relatives and Gemma share
@@ -40,13 +36,11 @@ NORMS = {
 }
 
 
-def to_vanilla_config(
-    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
-) -> Fields:
+def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
     return to_vanilla_fields(theirs) | read_fields(theirs, BIASES)
 
 
-def to_vanilla_fields(theirs: PreTrainedConfig) -> Fields:
+def to_vanilla_fields(theirs: Theirs) -> Fields:
     """Return the fields of our config that all relatives of Llama share.
 
     Raises ValueError for a class with code of its own.
@@ -70,7 +64,7 @@ def to_vanilla_fields(theirs: PreTrainedConfig) -> Fields:
     }
 
 
-def check_code(theirs: PreTrainedConfig) -> None:
+def check_code(theirs: Theirs) -> None:
     """Raise ValueError if config.json names a class that is none of transformers, with code of its
     own.
 
@@ -85,13 +79,13 @@ def check_code(theirs: PreTrainedConfig) -> None:
         )
 
 
-def windows(theirs: PreTrainedConfig) -> Fields:
+def windows(theirs: Theirs) -> Fields:
     """Return the fields of ours that say which layers have a window, of a decoder that has them in
     some layers."""
     return {"sliding_window": theirs.sliding_window, "layer_types": theirs.layer_types}
 
 
-def their_windows(ours: VanillaTransformerConfig) -> Fields:
+def their_windows(ours: Ours) -> Fields:
     """Return the fields of Qwen2 and Qwen3 that say which layers have a window."""
     return {
         "sliding_window": ours.sliding_window,
@@ -100,18 +94,18 @@ def their_windows(ours: VanillaTransformerConfig) -> Fields:
     }
 
 
-def kinds_of_layers(ours: VanillaTransformerConfig) -> list[str]:
+def kinds_of_layers(ours: Ours) -> list[str]:
     """Return the type of each layer. Without a window, a type of ours makes no difference."""
     if ours.sliding_window is None:
         return ["full_attention"] * ours.num_hidden_layers
     return ours.types_of_layers(ours.num_hidden_layers)
 
 
-def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
+def to_source_config(ours: Ours) -> Fields:
     return to_source_fields(ours) | write_fields(ours, BIASES)
 
 
-def to_source_fields(ours: VanillaTransformerConfig) -> Fields:
+def to_source_fields(ours: Ours) -> Fields:
     """Return the fields that all relatives of Llama share.
 
     Raises ValueError for positions that none of them has.
@@ -121,18 +115,16 @@ def to_source_fields(ours: VanillaTransformerConfig) -> Fields:
     return write_fields(ours, names)
 
 
-def tensor_maps(
-    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
-) -> list[TensorMap]:
+def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
     return [
         *tokens("embed_tokens.weight", "lm_head.weight", theirs.tie_word_embeddings),
         tensor_map("model.norm.weight", "norm.weight"),
-        *heads(theirs, architecture),
+        *heads(theirs),
         *layers(ours),
     ]
 
 
-def heads(theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
+def heads(theirs: Theirs) -> list[TensorMap]:
     """Return the tensor maps of the heads, of which "score" classifies sequences or tokens.
 
     That of a reranker is made of the projection to the vocabulary, see `reranker`.
@@ -140,12 +132,13 @@ def heads(theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
     if tokens := getattr(theirs, "score_tokens", None):
         matrix = "embed_tokens" if theirs.tie_word_embeddings else "lm_head"
         return [tensor_map("score.weight", f"{matrix}.weight", row_difference(tokens))]
-    ours = "classifier" if architecture.endswith("TokenClassification") else "score"
+    labels_tokens = theirs.architectures[0].endswith("TokenClassification")
+    ours = "classifier" if labels_tokens else "score"
     return [*linear(ours, "score"), *linear("qa_outputs", "qa_outputs")]
 
 
 def layers(
-    ours: VanillaTransformerConfig,
+    ours: Ours,
     norms: Mapping[str, str] = NORMS,
     norm: Op = SAME,
     scale: Op = SAME,

@@ -2,56 +2,45 @@
 fairseq's, not the paper's, and are counted as RoBERTa's positions, so a learned table holds
 them."""
 
-from collections.abc import Collection
-
-from transformers import PreTrainedConfig
-
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from . import bart
-from .fields import Fields, require_padding
+from .fields import Fields, Ours, TensorNames, Theirs, require_padding
 from .sinusoids import check_table, fairseq_table
 from .tensors import TensorFiles, TensorMap, constant
 
-CONFIG = "M2M100Config"
 ARCHITECTURES = {
     "M2M100Model": "VanillaSeq2SeqModel",
     "M2M100ForConditionalGeneration": "VanillaSeq2SeqForConditionalGeneration",
 }
-PREFIX = "model."
 TRANSLATES = True  # all its checkpoints with a language model head
 UNUSED = r"(encoder|decoder)\.(version|embed_positions\.weights|embed_positions\._float_tensor)"
 
 
-def to_vanilla_config(
-    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
-) -> Fields:
-    return bart.vanilla_fields(theirs, architecture, names) | {
+def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
+    return bart.vanilla_fields(theirs, names) | {
         "position_embedding_type": "learned",
         "position_ids_from": "ids",
         "norm_first": True,
     }
 
 
-def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
-    return bart.source_fields(ours, architecture) | {
+def to_source_config(ours: Ours) -> Fields:
+    return bart.source_fields(ours) | {
         "encoder_layerdrop": 0.0,
         "decoder_layerdrop": 0.0,
     }
 
 
-def tensor_maps(
-    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
-) -> list[TensorMap]:
-    maps = bart.body(ours, theirs, architecture) + bart.final_norms(architecture)
+def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
+    maps = bart.body(ours, theirs) + bart.final_norms(theirs)
     pad, rows, width = theirs.pad_token_id, theirs.max_position_embeddings, ours.hidden_size
     # from the row of padding on
     table = constant("sinusoids", lambda: fairseq_table(pad + 1 + rows, width, pad)[pad:])
-    for stack in bart.sides(architecture):
+    for stack in bart.sides(theirs):
         maps.append(TensorMap((f"{stack}.embeddings.embed_positions.weight",), "", table))
     return maps
 
 
-def check_tensors(files: TensorFiles, theirs: PreTrainedConfig) -> None:
+def check_tensors(files: TensorFiles, theirs: Theirs) -> None:
     """Raise ValueError if a position table in `files` is not the sinusoids that we compute.
 
     Old files hold these tables; they are not converted. A decoder that starts with padding, which

@@ -6,25 +6,20 @@ the residual stream, which has no preferred order: every weight that reads the s
 it is reordered.
 """
 
-from collections.abc import Collection
 from dataclasses import replace
 
 import torch
-from transformers import PreTrainedConfig
 
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from . import bart
-from .fields import Fields, require
+from .fields import Fields, Ours, TensorNames, Theirs, require
 from .sinusoids import check_table, marian_table
 from .tensors import Op, TensorFiles, TensorMap, constant, then
 
-CONFIG = "MarianConfig"
 ARCHITECTURES = {
     "MarianModel": "VanillaSeq2SeqModel",
     "MarianMTModel": "VanillaSeq2SeqForConditionalGeneration",
     "MarianForCausalLM": "VanillaDecoderForCausalLM",
 }
-PREFIX = "model."
 TRANSLATES = True  # all its checkpoints with a language model head
 UNUSED = r"(encoder|decoder)\.embed_positions\.weight"  # sinusoids, see `check_tensors`
 STREAM_WRITERS = (
@@ -45,55 +40,45 @@ STREAM_READERS = (
 )
 
 
-def to_vanilla_config(
-    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
-) -> Fields:
+def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
     require(theirs, decoder_vocab_size=(None, theirs.vocab_size))
     shares = (
         {}
-        if bart.is_decoder(architecture)
+        if bart.is_decoder(theirs)
         else {"share_encoder_decoder_embeddings": theirs.share_encoder_decoder_embeddings}
     )
-    return sinusoidal_fields(theirs, architecture, names) | shares | alignment(theirs, architecture)
+    return sinusoidal_fields(theirs, names) | shares | alignment(theirs)
 
 
-def alignment(theirs: PreTrainedConfig, architecture: str) -> Fields:
+def alignment(theirs: Theirs) -> Fields:
     """Return the field `alignment_heads` of a translator: the first head of the last layer, which
     Marian's guided alignment trains (Chen et al. 2016) and CTranslate2 reads."""
-    if architecture != "MarianMTModel":
+    if theirs.architectures[0] != "MarianMTModel":
         return {}
     return {"alignment_heads": [[theirs.decoder_layers - 1, 0, "made"]]}
 
 
-def sinusoidal_fields(
-    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
-) -> Fields:
+def sinusoidal_fields(theirs: Theirs, names: TensorNames) -> Fields:
     """Return the fields of our config that Marian and Pegasus share.
 
-    `architecture` is the source's class, and `names` are its tensors, without the prefix `model.`.
+    `names` are those of the source's tensors, without the prefix `model.`.
     Raises ValueError for an odd `d_model`, and for fields that our config cannot represent.
     """
     if theirs.d_model % 2:
         raise ValueError(
             f"d_model={theirs.d_model} cannot be converted: sinusoids need an even width"
         )
-    return bart.vanilla_fields(theirs, architecture, names) | {
-        "position_embedding_type": "sinusoidal"
-    }
+    return bart.vanilla_fields(theirs, names) | {"position_embedding_type": "sinusoidal"}
 
 
-def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
-    return bart.source_fields(ours, architecture) | {"share_encoder_decoder_embeddings": True}
+def to_source_config(ours: Ours) -> Fields:
+    return bart.source_fields(ours) | {"share_encoder_decoder_embeddings": True}
 
 
-def tensor_maps(
-    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
-) -> list[TensorMap]:
-    maps = bart.body(ours, theirs, architecture) + (
-        bart.final_norms(architecture) if ours.final_norm else []
-    )
+def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
+    maps = bart.body(ours, theirs) + (bart.final_norms(theirs) if ours.final_norm else [])
     rows, width = theirs.max_position_embeddings, ours.hidden_size
-    for side in bart.sides(architecture).values():
+    for side in bart.sides(theirs).values():
         maps.append(
             TensorMap(
                 (),
@@ -104,7 +89,7 @@ def tensor_maps(
     return reordered(maps, ours)
 
 
-def reordered(maps: list[TensorMap], ours: VanillaTransformerConfig) -> list[TensorMap]:
+def reordered(maps: list[TensorMap], ours: Ours) -> list[TensorMap]:
     width = ours.hidden_size
     # ours 0, 1, 2, 3 ... is theirs 0, D/2, 1, D/2 + 1 ...
     order = torch.arange(width).view(2, width // 2).T.flatten()
@@ -129,7 +114,7 @@ def reordered(maps: list[TensorMap], ours: VanillaTransformerConfig) -> list[Ten
     return [reorder(entry) for entry in maps]
 
 
-def check_tensors(files: TensorFiles, theirs: PreTrainedConfig) -> None:
+def check_tensors(files: TensorFiles, theirs: Theirs) -> None:
     """Raise ValueError if a position table in `files` is not the sinusoids that we compute.
 
     Files may hold these tables; they are not converted.

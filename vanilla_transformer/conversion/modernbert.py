@@ -2,19 +2,21 @@
 networks, most of whose layers look at a window. The norm of the embeddings stands for that before
 the first attention."""
 
-from collections.abc import Collection
-
-from transformers import PreTrainedConfig
-
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from . import bert
-from .fields import Fields, read_fields, require, same_names, write_fields
+from .fields import (
+    Fields,
+    Ours,
+    TensorNames,
+    Theirs,
+    read_fields,
+    require,
+    same_names,
+    write_fields,
+)
 from .rotary import HALVES, no_bias, paired_thirds
 from .tensors import TensorMap, linear, tensor_map, tokens
 
-CONFIG = "ModernBertConfig"
 ARCHITECTURES = bert.encoder_classes("ModernBert")
-PREFIX = "model."
 FIELDS = {
     "hidden_act": "hidden_activation",
     "layer_norm_eps": "norm_eps",
@@ -29,15 +31,13 @@ FIELDS = {
 }
 
 
-def to_vanilla_config(
-    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
-) -> Fields:
+def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
     if theirs.local_attention % 2:
         raise ValueError(
             f"local_attention={theirs.local_attention} cannot be converted, expected an even "
             "number: half of it on both sides of a token"
         )
-    is_lm = architecture.endswith("MaskedLM")
+    is_lm = theirs.architectures[0].endswith("MaskedLM")
     act = theirs.classifier_activation
     return read_fields(theirs, FIELDS) | {
         "gated": True,
@@ -55,8 +55,9 @@ def to_vanilla_config(
     }
 
 
-def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
+def to_source_config(ours: Ours) -> Fields:
     require(ours, position_embedding_type="rotary")
+    architecture = ours.architectures[0]
     act = ours.lm_transform_act if architecture.endswith("MaskedLM") else ours.classifier_act
     if act is None and not architecture.endswith("Model"):
         raise ValueError("lm_transform_act or classifier_act is None, expected an activation")
@@ -73,9 +74,7 @@ def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Field
     }
 
 
-def tensor_maps(
-    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
-) -> list[TensorMap]:
+def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
     size, both = ours.hidden_size, ("weight", "bias")
 
     def biased(name: str, their_name: str, has_bias: bool) -> list[TensorMap]:
@@ -85,7 +84,7 @@ def tensor_maps(
     def norm(name: str, their_name: str) -> list[TensorMap]:
         return biased(name, their_name, theirs.norm_bias)
 
-    head = "qa_outputs" if "Question" in architecture else bert.classifier_name(architecture)
+    head = "qa_outputs" if "Question" in theirs.architectures[0] else bert.classifier_name(theirs)
     maps = [
         *tokens("embeddings.tok_embeddings.weight", "decoder.weight", theirs.tie_word_embeddings),
         *norm("model.embeddings.norm", "embeddings.norm"),

@@ -2,18 +2,11 @@
 buckets. Padding is token 1 and the buckets are 32 up to a distance of 128, whatever the config
 says."""
 
-from collections.abc import Collection
-
-from transformers import PreTrainedConfig
-
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from . import bert, roberta
-from .fields import Fields, require, write_fields
+from .fields import Fields, Ours, TensorNames, Theirs, require, write_fields
 from .tensors import TensorMap, layers, linear, tensor_map, tokens
 
-CONFIG = "MPNetConfig"
 ARCHITECTURES = bert.encoder_classes("MPNet")
-PREFIX = "mpnet."
 PADDING = 1
 BUCKETS = {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
 LAYER = {
@@ -25,9 +18,7 @@ LAYER = {
 }
 
 
-def to_vanilla_config(
-    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
-) -> Fields:
+def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
     require(theirs, relative_attention_num_buckets=32)
     return bert.encoder_fields(theirs) | {
         "pad_token_id": PADDING,
@@ -35,19 +26,17 @@ def to_vanilla_config(
         "position_ids_from": "ids",
         "max_position_embeddings": theirs.max_position_embeddings - PADDING - 1,
         **BUCKETS,
-        "pooler_act": bert.pooler_act(architecture, names),
+        "pooler_act": bert.pooler_act(theirs, names),
         "lm_transform_act": "gelu",  # whatever the layers have
     }
 
 
-def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
+def to_source_config(ours: Ours) -> Fields:
     rows = ours.max_position_embeddings + PADDING + 1
     return write_fields(ours, bert.ENCODER) | {"max_position_embeddings": rows}
 
 
-def tensor_maps(
-    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
-) -> list[TensorMap]:
+def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
     tied = theirs.tie_word_embeddings
     return [
         *tokens("embeddings.word_embeddings.weight", "lm_head.decoder.weight", tied),
@@ -57,5 +46,5 @@ def tensor_maps(
         *linear("model.embeddings.norm", "embeddings.LayerNorm"),
         *layers(LAYER, "model.layers", "encoder.layer", ours.num_hidden_layers),
         *roberta.positions(PADDING),
-        *roberta.heads(ours, tied, architecture),
+        *roberta.heads(ours, theirs),
     ]

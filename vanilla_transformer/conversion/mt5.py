@@ -2,9 +2,8 @@
 not."""
 
 from .t5 import ARCHITECTURES as T5
-from .t5 import LOST, PREFIX, UNUSED, tensor_maps, to_source_config, to_vanilla_config
+from .t5 import LOST, UNUSED, tensor_maps, to_source_config, to_vanilla_config
 
-__all__ = ["LOST", "PREFIX", "UNUSED", "tensor_maps", "to_source_config", "to_vanilla_config"]
+__all__ = ["LOST", "UNUSED", "tensor_maps", "to_source_config", "to_vanilla_config"]
 
-CONFIG = "MT5Config"
 ARCHITECTURES = {f"M{theirs}": ours for theirs, ours in T5.items()}

@@ -2,23 +2,25 @@
 except for one size, whose token embeddings have a width of their own. No token reads row 0 of its
 table, and padding reads row 1."""
 
-from collections.abc import Collection
-
-from transformers import PreTrainedConfig
-
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from . import bart
-from .fields import Fields, read_fields, require, same_names, write_fields
+from .fields import (
+    Fields,
+    Ours,
+    TensorNames,
+    Theirs,
+    read_fields,
+    require,
+    same_names,
+    write_fields,
+)
 from .tensors import TensorMap, drop_rows, layers, linear, tensor_map, tokens
 
-CONFIG = "OPTConfig"
 ARCHITECTURES = {
     "OPTModel": "VanillaDecoderModel",
     "OPTForCausalLM": "VanillaDecoderForCausalLM",
     "OPTForSequenceClassification": "VanillaDecoderForSequenceClassification",
     "OPTForQuestionAnswering": "VanillaDecoderForQuestionAnswering",
 }
-PREFIX = "model."
 FIELDS = {
     "embedding_size": "word_embed_proj_dim",
     "intermediate_size": "ffn_dim",
@@ -33,9 +35,7 @@ FIELDS = {
 }
 
 
-def to_vanilla_config(
-    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
-) -> Fields:
+def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
     require(theirs, layer_norm_elementwise_affine=True)
     norm_first = theirs.do_layer_norm_before
     return read_fields(theirs, FIELDS) | {
@@ -48,16 +48,14 @@ def to_vanilla_config(
     }
 
 
-def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
+def to_source_config(ours: Ours) -> Fields:
     return write_fields(ours, FIELDS) | {
         "_remove_final_layer_norm": ours.norm_first and not ours.final_norm,
         "layerdrop": 0.0,
     }
 
 
-def tensor_maps(
-    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
-) -> list[TensorMap]:
+def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
     maps = [
         *tokens("decoder.embed_tokens.weight", "lm_head.weight", theirs.tie_word_embeddings),
         tensor_map(

@@ -1,7 +1,7 @@
 """Parts of the plans of both directions: the opened source, its config, and its other files."""
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,7 +14,6 @@ from ..checkpoint import CONFIG, limit_generation
 from ..checkpoint_config import CONFIGS, build_config
 from ..checkpoint_files import GENERATION_CONFIG, read_json, readers_errors
 from ..companions import companions
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..generation_settings import DEFAULT_LENGTH, drop_unused_settings, forget_default_length
 from ..linked_copies import errors_name
 from ..source import Source
@@ -22,7 +21,7 @@ from ..variants import has_weights, linked_variant
 from .architectures import MissingTensors
 from .conversion_plan import ConversionPlan
 from .converter import Converter, get_converter
-from .fields import Fields
+from .fields import Fields, Ours, TensorNames, Theirs
 from .registry import ALIASES, FAMILIES
 from .rejected import check_supported
 from .tensors import TensorFiles
@@ -150,18 +149,14 @@ def common_fields(config: PreTrainedConfig) -> Fields:
 
 
 def vanilla_config(
-    theirs: PreTrainedConfig,
-    converter: Converter,
-    architecture: str,
-    names: Collection[str],
-    config_class: type[VanillaTransformerConfig],
-) -> VanillaTransformerConfig:
-    """Return `theirs`, the config of the source's class `architecture`, as a `config_class`.
+    theirs: Theirs, converter: Converter, names: TensorNames, config_class: type[Ours]
+) -> Ours:
+    """Return `theirs`, the config of the source, as a `config_class`.
 
     `names` are those of the source's tensors. Raises ValueError for a field that our config cannot
     represent.
     """
-    fields = converter.to_vanilla_config(theirs, architecture, names)
+    fields = converter.to_vanilla_config(theirs, names)
     return config_class(**common_fields(theirs) | fields)
 
 

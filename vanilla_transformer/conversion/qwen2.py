@@ -1,39 +1,29 @@
 """Qwen2 (Yang et al. 2024), Qwen2.5 and gte-Qwen2: Llama with biases of queries, keys and
 values."""
 
-from collections.abc import Collection
-
-from transformers import PreTrainedConfig
-
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from . import llama
-from .fields import Fields, require
-from .llama import HUB_PREFIX, PREFIX
+from .fields import Fields, Ours, TensorNames, Theirs, require
+from .llama import HUB_PREFIX
 from .rotary import no_bias
 from .tensors import TensorMap
 
-__all__ = ["HUB_PREFIX", "PREFIX"]
-CONFIG = "Qwen2Config"
+__all__ = ["HUB_PREFIX"]
 ARCHITECTURES = {f"Qwen2{head}": ours for head, ours in llama.HEADS.items()}
 
 
-def to_vanilla_config(
-    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
-) -> Fields:
+def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
     return llama.to_vanilla_fields(theirs) | {"attention_bias": True, **llama.windows(theirs)}
 
 
-def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
+def to_source_config(ours: Ours) -> Fields:
     require(ours, head_dim=ours.hidden_size // ours.num_attention_heads)
     return llama.to_source_fields(ours) | llama.their_windows(ours)
 
 
-def tensor_maps(
-    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
-) -> list[TensorMap]:
+def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
     maps = [
         entry
-        for entry in llama.tensor_maps(ours, theirs, architecture)
+        for entry in llama.tensor_maps(ours, theirs)
         if not entry.theirs.endswith("o_proj.bias")
     ]
     outputs = (f"model.layers.{i}.self_attn.o_proj" for i in range(ours.num_hidden_layers))

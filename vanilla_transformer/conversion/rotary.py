@@ -6,8 +6,7 @@ query and key maps, and weights of norms of them, change places.
 
 import torch
 
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from .fields import Fields, require
+from .fields import Fields, Ours, require
 from .tensors import Op, TensorMap, tensor_map, zeros
 
 HALVES = Op("in two parts", lambda t: t.chunk(2), lambda *parts: torch.cat(parts))
@@ -80,7 +79,7 @@ def fused(
     return maps
 
 
-def one_base(ours: VanillaTransformerConfig) -> Fields:
+def one_base(ours: Ours) -> Fields:
     """Return the `rope_parameters` of `ours` for families whose layers have the same angles.
 
     Raises ValueError for other positions, and for several bases.

@@ -5,16 +5,19 @@ T5 does not divide the scores by sqrt(d_kv): our queries are larger by that. Whe
 to the embeddings it divides the decoder's last states by sqrt(d_model): here the last norm does.
 """
 
-from collections.abc import Collection
-
-from transformers import PreTrainedConfig
-
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from . import bart
-from .fields import Fields, read_fields, require, same_names, write_fields
+from .fields import (
+    Fields,
+    Ours,
+    TensorNames,
+    Theirs,
+    read_fields,
+    require,
+    same_names,
+    write_fields,
+)
 from .tensors import SAME, Op, TensorMap, equal, linear, modules, scaled, tensor_map
 
-CONFIG = "T5Config"
 ARCHITECTURES = {
     "T5Model": "VanillaSeq2SeqModel",
     "T5ForConditionalGeneration": "VanillaSeq2SeqForConditionalGeneration",
@@ -23,7 +26,6 @@ ARCHITECTURES = {
     "T5EncoderModel": "VanillaEncoderModel",
     "T5ForTokenClassification": "VanillaEncoderForTokenClassification",
 }
-PREFIX = "transformer."
 # in old files, of no effect
 UNUSED = r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
 ENCODERS = ("EncoderModel", "ForTokenClassification")
@@ -51,17 +53,15 @@ FIELDS = {
 }
 
 
-def to_vanilla_config(
-    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
-) -> Fields:
+def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
     require(theirs, is_decoder=False)
     fields = read_fields(theirs, FIELDS) | FIXED
     fields |= {"hidden_act": theirs.dense_act_fn, "gated": theirs.is_gated_act}
-    if is_encoder(architecture):
+    if is_encoder(theirs):
         return fields | {"num_hidden_layers": theirs.num_layers}
     require(theirs, is_encoder_decoder=True)
     start = getattr(theirs, "decoder_start_token_id", None)
-    if start is None and not architecture.endswith("Model"):
+    if start is None and not theirs.architectures[0].endswith("Model"):
         raise ValueError(
             "decoder_start_token_id=None cannot be converted, expected a token id, such as 0 "
             "in published checkpoints"
@@ -70,19 +70,19 @@ def to_vanilla_config(
     return fields | depths | {"lm_head_bias": False, "decoder_start_token_id": start}
 
 
-def is_encoder(architecture: str) -> bool:
-    return architecture.endswith(ENCODERS)
+def is_encoder(config: Theirs | Ours) -> bool:
+    return config.architectures[0].endswith(ENCODERS)
 
 
-def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
+def to_source_config(ours: Ours) -> Fields:
     fields = write_fields(ours, FIELDS) | {"feed_forward_proj": feed_forward_proj(ours)}
-    if is_encoder(architecture):
+    if is_encoder(ours):
         return fields | {"num_layers": ours.num_hidden_layers, "is_encoder_decoder": False}
     depths = {"num_layers": ours.encoder_layers, "num_decoder_layers": ours.decoder_layers}
     return fields | depths | {"decoder_start_token_id": ours.decoder_start_token_id}
 
 
-def feed_forward_proj(ours: VanillaTransformerConfig) -> str:
+def feed_forward_proj(ours: Ours) -> str:
     """Return the value of T5's field `feed_forward_proj`, such as "relu" or "gated-gelu".
 
     In T5 "gated-gelu" means `gelu_new`, so a gated `gelu` raises ValueError.
@@ -97,10 +97,8 @@ def feed_forward_proj(ours: VanillaTransformerConfig) -> str:
     return "gated-" + ("gelu" if ours.hidden_act == "gelu_new" else ours.hidden_act)
 
 
-def tensor_maps(
-    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
-) -> list[TensorMap]:
-    if is_encoder(architecture):
+def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
+    if is_encoder(theirs):
         maps = [
             tensor_map(
                 "model.embeddings.embed_tokens.weight",
@@ -116,7 +114,7 @@ def tensor_maps(
     maps = embeddings(ours.tie_word_embeddings)
     maps += stack("model.encoder", "encoder", theirs.num_layers, theirs)
     # T5, and not mT5, which lacks the field, may scale what its head reads, and only that
-    is_scaled = architecture.endswith("ForConditionalGeneration") and getattr(
+    is_scaled = theirs.architectures[0].endswith("ForConditionalGeneration") and getattr(
         theirs, "scale_decoder_outputs", False
     )
     last_norm = scaled(theirs.d_model**-0.5) if is_scaled else SAME
@@ -141,9 +139,7 @@ def embeddings(is_tied: bool) -> list[TensorMap]:
     ]
 
 
-def stack(
-    ours: str, side: str, count: int, theirs: PreTrainedConfig, last: Op = SAME
-) -> list[TensorMap]:
+def stack(ours: str, side: str, count: int, theirs: Theirs, last: Op = SAME) -> list[TensorMap]:
     """Return the tensor maps of a stack's layers, its last norm, and its table of relative
     positions.
 

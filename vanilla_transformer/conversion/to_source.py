@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 import transformers
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 
 import vanilla_transformer
 
@@ -41,17 +41,15 @@ def plan_family(source: Source, to: str) -> ConversionPlan:
     names = {our_name: name for name, our_name in converter.ARCHITECTURES.items()}
     architecture = names[check_architecture(ours, names)]
     mark = {VERSION_KEY: vanilla_transformer.__version__}  # this package may replace it
-    config = getattr(transformers, converter.CONFIG)(
-        **common_fields(ours), **converter.to_source_config(ours, architecture), **mark
-    )
+    config = CONFIG_MAPPING[to](**common_fields(ours), **converter.to_source_config(ours), **mark)
     files = TensorFiles(source.directory)
     check_depth(ours, files.shapes, source.directory)
     if not any(name.startswith("model.") for name in files.shapes):
         files.rename(lambda name: f"model.{name}")
     model = empty_model(getattr(transformers, architecture), config, files, ours)
-    maps = converter.tensor_maps(ours, config, architecture)
+    maps = converter.tensor_maps(ours, config)
     names = kept_names(model, maps)
-    back = vanilla_config(config, converter, architecture, names, type(ours))
+    back = vanilla_config(config, converter, names, type(ours))
     require_kept(ours, back, ours.architectures[0], getattr(converter, "LOST", ()))
     is_untied = getattr(ours, "tie_word_embeddings", None) is False
     if is_untied:

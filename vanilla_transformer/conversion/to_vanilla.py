@@ -1,6 +1,5 @@
 """The plan of a checkpoint of another family as one of ours."""
 
-import copy
 import re
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from .architectures import (
     settle_architecture,
 )
 from .conversion_plan import ConversionPlan, TensorStep
-from .converter import Converter, get_converter
+from .converter import Converter, as_class, base_prefix, get_converter
 from .fields import require
 from .overrides import Overrides
 from .plan_parts import (
@@ -115,31 +114,27 @@ def without_head(architecture: str, converter: Converter, path: Path) -> tuple[s
 
 
 def planner(theirs: PreTrainedConfig, converter: Converter, files: TensorFiles) -> PlanAs:
-    """Return a function from the name of an architecture to its conversion plan. Each call gets a
-    copy of the config.
+    """Return a function from the name of an architecture to its conversion plan.
 
     `theirs` is the config of the source, and `files` are its tensors.
     """
-    return lambda architecture: plan_by_values(
-        copy.deepcopy(theirs), converter, architecture, files
-    )
+    return lambda architecture: plan_by_values(as_class(theirs, architecture), converter, files)
 
 
 def plan_by_values(
-    theirs: PreTrainedConfig, converter: Converter, architecture: str, files: TensorFiles
+    theirs: PreTrainedConfig, converter: Converter, files: TensorFiles
 ) -> ConversionPlan:
-    """Return the plan for the class `architecture` of the source.
+    """Return the plan for the source with the config `theirs` and the tensors `files`.
 
     If tensors that the config ties have different values, the plan is made without tying, and
-    `theirs` is changed. Raises ValueError if tensors still differ that must be equal. `files` are
-    the tensors of the source.
+    `theirs` is changed. Raises ValueError if tensors still differ that must be equal.
     """
-    plan = plan_by_config(theirs, converter, architecture, files)
+    plan = plan_by_config(theirs, converter, files)
     unequal = plan.unequal()
     # transformers does not tie unequal tensors, whatever the config says
     if unequal and getattr(theirs, "tie_word_embeddings", False):
         theirs.tie_word_embeddings = False
-        plan = plan_by_config(theirs, converter, architecture, files)
+        plan = plan_by_config(theirs, converter, files)
         unequal = plan.unequal()
     if unequal:
         raise ValueError(
@@ -153,10 +148,11 @@ def open_tensors(path: Path, converter: Converter, overrides: Overrides) -> Tens
     leave out."""
     files = TensorFiles(path)
     files.rename(modern_name)
-    alias = getattr(converter, "HUB_PREFIX", converter.PREFIX)
-    files.rename(lambda name: re.sub(f"^{re.escape(alias)}", converter.PREFIX, name))
-    files.strip(converter.PREFIX)
-    overrides.remove_tensors(files, converter.PREFIX)
+    prefix = base_prefix(converter)
+    alias = getattr(converter, "HUB_PREFIX", prefix)
+    files.rename(lambda name: re.sub(f"^{re.escape(alias)}", prefix, name))
+    files.strip(prefix)
+    overrides.remove_tensors(files, prefix)
     return files
 
 
@@ -213,21 +209,19 @@ def fits_family(directory: Path, content: dict, overrides: Overrides) -> bool:
 
 
 def plan_by_config(
-    theirs: PreTrainedConfig, converter: Converter, architecture: str, files: TensorFiles
+    theirs: PreTrainedConfig, converter: Converter, files: TensorFiles
 ) -> ConversionPlan:
-    model_class = our_class(theirs, converter, architecture)
+    model_class = our_class(theirs, converter)
     if theirs.is_encoder_decoder and getattr(theirs, "decoder_start_token_id", None) is None:
         theirs.decoder_start_token_id = read_generation_config(files.path).decoder_start_token_id
     with readers_errors(files.path / CONFIG):
-        config = vanilla_config(
-            theirs, converter, architecture, files.shapes, model_class.config_class
-        )
+        config = vanilla_config(theirs, converter, files.shapes, model_class.config_class)
     if not getattr(converter, "SHARES_LAYERS", False):
         check_depth(config, files.shapes, files.path)
     if hasattr(converter, "check_tensors"):
         converter.check_tensors(files, theirs)
     model = empty_model(model_class, config, files, theirs)
-    steps, unused, foreign = steps_to_vanilla(model, converter, theirs, architecture, files)
+    steps, unused, foreign = steps_to_vanilla(model, converter, theirs, files)
     plan = ConversionPlan(
         model,
         files,
@@ -244,14 +238,13 @@ def plan_by_config(
     return plan
 
 
-def our_class(
-    theirs: PreTrainedConfig, converter: Converter, architecture: str
-) -> type[PreTrainedModel]:
-    """Return our class for the class `architecture` of the source.
+def our_class(theirs: PreTrainedConfig, converter: Converter) -> type[PreTrainedModel]:
+    """Return our class for that of the source.
 
     A decoder with `is_causal=False` is an encoder, as in transformers. Raises ValueError if no
     encoder has its head.
     """
+    architecture = theirs.architectures[0]
     name = converter.ARCHITECTURES[architecture]
     if "Decoder" in name and getattr(theirs, "is_causal", None) is False:
         require(theirs, sliding_window=None)
@@ -265,24 +258,21 @@ def our_class(
 
 
 def steps_to_vanilla(
-    model: PreTrainedModel,
-    converter: Converter,
-    theirs: PreTrainedConfig,
-    architecture: str,
-    files: TensorFiles,
+    model: PreTrainedModel, converter: Converter, theirs: PreTrainedConfig, files: TensorFiles
 ) -> tuple[list[TensorStep], list[str], list[str]]:
     """Return (steps, unused, foreign) of a conversion of `files` into `model`.
 
     `steps` make all tensors of `model`. `unused` are the names of tensors that are left out, and
     `foreign` those of them that no class of the family has. Raises ValueError if tensors are
-    missing, or unknown ones stand inside a module that is converted. `architecture` is the source's
-    class, and `theirs` its config.
+    missing, or unknown ones stand inside a module that is converted. `theirs` is the config of the
+    source.
     """
+    architecture = theirs.architectures[0]
     is_base = not hasattr(model, "model")
     parameters = model.state_dict().keys()
     steps = []
     missing = []
-    for entry in converter.tensor_maps(model.config, theirs, architecture):
+    for entry in converter.tensor_maps(model.config, theirs):
         ours = tuple(name.removeprefix("model.") if is_base else name for name in entry.ours)
         if not parameters >= set(ours) or not ours:
             continue
@@ -306,7 +296,7 @@ def steps_to_vanilla(
     known = {
         name
         for other in converter.ARCHITECTURES
-        for entry in converter.tensor_maps(model.config, theirs, other)
+        for entry in converter.tensor_maps(model.config, as_class(theirs, other))
         for name in entry.all_theirs
     }
     check_foreign_prefix(files, known)

@@ -2,23 +2,19 @@
 learned positions and pre-norm. Its files have the names that its class had before transformers
 5."""
 
-from collections.abc import Collection
 from dataclasses import replace
 
 import torch
-from transformers import PreTrainedConfig
 
 from ..configuration_vanilla_transformer import VanillaVisionConfig
 from . import bert
-from .fields import Fields, read_fields, require, same_names, write_fields
+from .fields import Fields, TensorNames, Theirs, read_fields, require, same_names, write_fields
 from .tensors import ROW, Op, TensorMap, linear, tensor_map
 
-CONFIG = "ViTConfig"
 ARCHITECTURES = {
     "ViTModel": "VanillaVisionModel",
     "ViTForImageClassification": "VanillaVisionForImageClassification",
 }
-PREFIX = "vit."
 IMAGE_PROCESSOR = "ViTImageProcessor"
 
 # of ViT, DeiT and DINOv2
@@ -40,14 +36,11 @@ ZERO_BIAS = Op(
 )
 
 
-def to_vanilla_config(
-    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
-) -> Fields:
+def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
     """Return the fields of our config for ViT; DeiT adds to them.
 
-    `architecture` is the source's class. `names` are its tensors, without the prefix `vit.`: the
-    result has a pooler if they have one. Raises ValueError if the pooler's width is not the hidden
-    size.
+    `names` are those of the source's tensors, without the prefix `vit.`: the result has a pooler if
+    they have one. Raises ValueError if the pooler's width is not the hidden size.
     """
     require(theirs, pooler_output_size=theirs.hidden_size)
     return encoder_fields(theirs) | {
@@ -56,21 +49,19 @@ def to_vanilla_config(
     }
 
 
-def encoder_fields(theirs: PreTrainedConfig) -> Fields:
+def encoder_fields(theirs: Theirs) -> Fields:
     """Return the fields of our config that ViT, DeiT and DINOv2 share."""
     return read_fields(theirs, FIELDS) | {"head_dim": getattr(theirs, "head_dim", None)}
 
 
-def to_source_config(ours: VanillaVisionConfig, architecture: str) -> Fields:
+def to_source_config(ours: VanillaVisionConfig) -> Fields:
     return write_fields(ours, FIELDS) | {
         "intermediate_size": ours.intermediate_size,
         "pooler_act": ours.pooler_act or "tanh",
     }
 
 
-def tensor_maps(
-    ours: VanillaVisionConfig, theirs: PreTrainedConfig, architecture: str
-) -> list[TensorMap]:
+def tensor_maps(ours: VanillaVisionConfig, theirs: Theirs) -> list[TensorMap]:
     first = tensor_map("model.embeddings.first_tokens", "embeddings.cls_token", ROW)
     return [first, *body(ours, theirs.qkv_bias), *linear("classifier", "classifier")]
 

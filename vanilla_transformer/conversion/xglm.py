@@ -1,32 +1,21 @@
 """XGLM (Lin et al. 2022): the decoder of M2M100. Positions count from row 2 of the table."""
 
-from collections.abc import Collection
-
-from transformers import PreTrainedConfig
-
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from . import bart
-from .fields import Fields, require
+from .fields import Fields, Ours, TensorNames, Theirs, require
 from .sinusoids import check_table, fairseq_table
 from .tensors import TensorFiles, TensorMap, constant, layers, linear, tokens
 
-CONFIG = "XGLMConfig"
 ARCHITECTURES = {"XGLMModel": "VanillaDecoderModel", "XGLMForCausalLM": "VanillaDecoderForCausalLM"}
-PREFIX = "model."
 UNUSED = r"embed_positions\.weights"
 
 
-def to_vanilla_config(
-    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
-) -> Fields:
+def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
     require(theirs, add_cross_attention=False)
     fields = {"num_hidden_layers": theirs.num_layers, "norm_first": True, "lm_head_bias": False}
     return bart.stack_fields(theirs) | {"position_embedding_type": "learned"} | fields
 
 
-def tensor_maps(
-    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
-) -> list[TensorMap]:
+def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
     rows = theirs.max_position_embeddings
     table = constant(
         "sinusoids", lambda: fairseq_table(rows + 2, theirs.d_model, theirs.pad_token_id)[2:]
@@ -40,7 +29,7 @@ def tensor_maps(
     )
 
 
-def check_tensors(files: TensorFiles, theirs: PreTrainedConfig) -> None:
+def check_tensors(files: TensorFiles, theirs: Theirs) -> None:
     """Raise ValueError if the position table in `files` is not the sinusoids that we compute.
 
     Old files hold the table; it is not converted.

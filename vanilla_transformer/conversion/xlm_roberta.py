@@ -1,9 +1,8 @@
 """XLM-R (Conneau et al. 2020): RoBERTa in many languages, its tensors named as there."""
 
 from . import bert
-from .roberta import PREFIX, tensor_maps, to_source_config, to_vanilla_config
+from .roberta import tensor_maps, to_source_config, to_vanilla_config
 
-__all__ = ["PREFIX", "tensor_maps", "to_source_config", "to_vanilla_config"]
+__all__ = ["tensor_maps", "to_source_config", "to_vanilla_config"]
 
-CONFIG = "XLMRobertaConfig"
 ARCHITECTURES = bert.encoder_classes("XLMRoberta")

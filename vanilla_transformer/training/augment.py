@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerFast
 
 from .recipe import TEXT_AUGMENTATION, Recipe
 from .tasks import TASKS
-from .tasks.task import Task
 
 Row = dict[str, list | str]
 # a row -> the augmented rows: one or, for R-Drop, two
@@ -100,30 +99,15 @@ def row_augmentation(
         return task.augment and partial(task.augment, tokenizer=tokenizer)
     tokenize = BpeDropout(tokenizer, dropout) if dropout else lambda texts, random: tokenizer(texts)
     augment_text = TextAugmentation(**shares, texts=rows["text"]) if any(shares.values()) else None
-    return partial(
-        encode_again, augment_text=augment_text, tokenize=tokenize, task=task, data=recipe.data
-    )
 
+    def encode_again(row: Row, random: Random) -> Row:
+        if augment_text:
+            row = row | {"text": augment_text(row["text"], random)}
+        columns = {name: [value] for name, value in row.items()}
+        encoded = task.encode(columns, partial(tokenize, random=random), recipe.data)
+        return {name: value for name, [value] in encoded.items()}
 
-def encode_again(
-    row: Row,
-    random: Random,
-    augment_text: Callable[[str, Random], str] | None,
-    tokenize: Callable,
-    task: Task,
-    data: dict,
-) -> Row:
-    """Return `row` with its text changed by `augment_text`, if that is not None, and encoded again
-    by the task. `data` is the [data] of the recipe.
-
-    `tokenize` is called as `tokenize(texts, random=random)`. `row` is not changed. It needs a
-    field "text" if `augment_text` is set.
-    """
-    if augment_text:
-        row = row | {"text": augment_text(row["text"], random)}
-    columns = {name: [value] for name, value in row.items()}
-    encoded = task.encode(columns, partial(tokenize, random=random), data)
-    return {name: value for name, [value] in encoded.items()}
+    return encode_again
 
 
 class BpeDropout:
@@ -135,7 +119,7 @@ class BpeDropout:
     of special tokens are ordinary text here.
 
     Raises:
-        ValueError: for a tokenizer of another kind, and a `dropout` that is no probability.
+        ValueError: for a tokenizer of another kind.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, dropout: float):
@@ -146,10 +130,6 @@ class BpeDropout:
             raise ValueError(
                 f'tokenizer.bpe_dropout={dropout} needs a tokenizer of kind "bpe", got one of '
                 f"{model['type']}"
-            )
-        if not 0 <= dropout < 1:
-            raise ValueError(
-                f"tokenizer.bpe_dropout is {dropout}, expected at least 0 and less than 1"
             )
         self.ranks = {tuple(pair): rank for rank, pair in enumerate(model["merges"])}
         self.ids = model["vocab"]
@@ -190,15 +170,9 @@ class TextAugmentation:
     a random span replaces the text, with all lengths and then all positions equally likely. Then
     each word (by white space) is replaced with probability `word_replacement`. Replacements are
     drawn from all words of `texts`, so that frequent words come often.
-
-    Raises:
-        ValueError: for a share that is no probability.
     """
 
     def __init__(self, word_replacement: float, span_crop: float, texts: Iterable[str]):
-        for name, value in {"word_replacement": word_replacement, "span_crop": span_crop}.items():
-            if not 0 <= value <= 1:
-                raise ValueError(f"{name} is {value}, expected a probability from 0 to 1")
         self.word_replacement = word_replacement
         self.span_crop = span_crop
         self.others = [word for text in texts for word in text.split()]

@@ -37,23 +37,9 @@ def callbacks(recipe: Recipe) -> list[TrainerCallback]:
     return [
         CompleteCheckpoints(),
         Epochs(),
-        CurvePoints(),
         length,
         *([EarlyStoppingCallback(patience)] if patience else []),
     ]
-
-
-class CurvePoints(TrainerCallback):
-    """A callback that logs the loss at least `MIN_LOGS` times, also in a short run."""
-
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
-    ) -> None:
-        state.logging_steps = max(1, min(state.logging_steps, state.max_steps // MIN_LOGS))
 
 
 class Epochs(TrainerCallback):
@@ -97,9 +83,9 @@ class MaxLength(TrainerCallback):
 
 class Watch(TrainerCallback):
     """A callback that counts the tokens of a model for the log, and stops the run if a loss is not
-    finite.
+    finite. The log has at least `MIN_LOGS` entries, also that of a short run.
 
-    The log gets `tokens`, the source and target tokens without padding, or first tokens and
+    It gets `tokens`, the source and target tokens without padding, or first tokens and
     patches, and `tokens_per_second`; both are sums over all processes. On GPUs of `PEAK` it gets
     `mfu`, the model FLOPs utilization: three times the matmuls of the forward pass, without
     attention, divided by the peak.
@@ -153,6 +139,7 @@ class Watch(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        state.logging_steps = max(1, min(state.logging_steps, state.max_steps // MIN_LOGS))
         self.start()
 
     def on_evaluate(

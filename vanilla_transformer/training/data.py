@@ -147,10 +147,7 @@ class BadRows:
     """
 
     def __init__(self, data: dict | None = None, split: str = "train"):
-        skips = (data or {}).get("skip_bad_rows", False)
-        if not isinstance(skips, bool):
-            raise UsageError(f"data.skip_bad_rows is {skips!r}, expected true or false")
-        self.are_skipped = skips and split == "train"
+        self.are_skipped = (data or {}).get("skip_bad_rows", False) and split == "train"
         self.count = 0
         self.first = []
 
@@ -206,17 +203,6 @@ def read_all_lines(
     return [line for path in paths for line in read_files([path], encoding, bad, fault)[0]]
 
 
-def read_parallel(source: str | Path, target: str | Path) -> list[tuple[str, str]]:
-    """Return the pairs of lines of `source` and `target`, which are translations of each other.
-
-    Raises:
-        FileNotFoundError: if a file is missing.
-        ValueError: if the files have different numbers of lines, or a line is empty, too long or no
-            text in UTF-8.
-    """
-    return list(zip(*read_files([source, target]), strict=True))
-
-
 def read_files(
     paths: Sequence[str | Path],
     encoding: str = "UTF-8",
@@ -226,8 +212,12 @@ def read_files(
     """Return a list of lines for each file. They must be parallel: line n of all files is one row.
 
     A row with a bad line raises ValueError, or is counted and left out of all lists if `bad` skips
-    it. By default nothing is skipped. ValueError is also raised if the files have different numbers
-    of lines. `fault` returns what is wrong with a line, or None; by default empty lines are wrong.
+    it. By default nothing is skipped. `fault` returns what is wrong with a line, or None; by
+    default empty lines are wrong.
+
+    Raises:
+        FileNotFoundError: if a file is missing.
+        ValueError: for a bad line, and if the files have different numbers of lines.
     """
     bad = bad or BadRows()
     columns = [[] for _ in paths]
@@ -271,15 +261,13 @@ def read_columns(
         FileNotFoundError: if a file is missing.
         UsageError: for another number of files than columns, and for bad rows that are to be
             skipped in a stream, where they cannot be counted beforehand.
-        ValueError: for files with different numbers of lines, a bad line or row, a column or field
-            that does not exist, and files that are to be streamed.
+        ValueError: for files with different numbers of lines, a bad line or row, and a column or
+            field that does not exist.
     """
     from datasets import Dataset  # imported here, because reading lines does not need it
 
     if "dataset" in data:
         return read_data_set(data, split, names)
-    if data.get("streaming"):
-        raise ValueError("data.streaming is true, expected data.dataset with it")
     if split not in data:
         return None
     check_files(data, split, names)

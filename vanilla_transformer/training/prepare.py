@@ -20,7 +20,7 @@ from transformers.utils import logging
 from ..checkpoint import config_and_class, limit_generation, load_image_processor, load_tokenizer
 from ..checkpoint_files import checkpoint_directory
 from ..errors import UsageError
-from ..options import ONE_OR_MORE_TOKENS, TOKEN, TOKENS, WORDS
+from ..options import ONE_OR_MORE_TOKENS, TOKEN, TOKENS, WORDS, without_none
 from .batches import SIDES
 from .checks import attempt
 from .data import REPORTED, BadRows, check_exist, find_line, split_key
@@ -142,7 +142,7 @@ def prepare(
     tokenizer = None if task.processor else load_existing_tokenizer(recipe, checkpoint)
     key = {split: split_key(recipe.data, split) for split in SPLITS}
     read = {split: naming(key[split], partial(task.read, recipe.data), split) for split in SPLITS}
-    text = {split: rows for split, rows in read.items() if rows is not None}
+    text = without_none(read)
     if "train" not in text:
         raise ValueError(
             f"the recipe has no training text: its [data] is {recipe.data}, expected `train`"

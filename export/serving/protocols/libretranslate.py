@@ -1,31 +1,32 @@
 """The endpoints of LibreTranslate (https://docs.libretranslate.com)."""
 
-import json
 from itertools import islice
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from ...errors import RequestError, nearest
 from ...text.languages import Direction, language_name
 from ...text.tasks.alignment import Aligning, shifted
 from ...text.tasks.alignment import Translation as AlignedText
 from ...text.tasks.translation import HTML, Splitting
-from ..models import ServedModel
+from ..models import Ability, ServedModel
 from ..translation.translator import call_off_loop, translate
 from .protocol import (
     Items,
     Protocol,
     name_in_path,
+    parse_body,
     served_models,
     server_settings,
     use_model,
+    validated,
 )
 
+TRANSLATES = Ability("translate", lambda model: model.translates)
 AUTO = "auto"
 NO_LIMIT = -1
 # milliseconds that LibreTranslate's page waits after a key press, by default
@@ -279,34 +280,14 @@ async def read_body(request: Request) -> Translation:
 
     Raises:
         RequestValidationError: if a field is missing or has another type.
-        RequestError: 400 if the body is neither JSON nor a form.
+        UsageError: if the body is neither JSON nor a form.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    try:
-        if kind not in FORMS:
-            return Translation.model_validate_json(json_text(await request.body()))
-        return Translation.model_validate(await read_form(request, kind))
-    except UnicodeDecodeError as error:
-        raise RequestError(400, f"Invalid request: the body is not valid JSON: {error}") from None
-    except ValidationError as error:
-        errors = error.errors(include_url=False)
-        if errors[0]["type"] == "json_invalid":
-            raise RequestError(
-                400, f"Invalid request: the body is not valid JSON: {errors[0]['ctx']['error']}"
-            ) from None
-        raise RequestValidationError(
-            [{**item, "loc": ("body", *item["loc"])} for item in errors]
-        ) from None
-
-
-def json_text(content: bytes) -> bytes | str:
-    """Return `content` as pydantic reads it: UTF-8 bytes, or a string for other encodings.
-
-    Raises:
-        UnicodeDecodeError: if `content` is not in the encoding that its first bytes indicate.
-    """
-    encoding = json.detect_encoding(content)
-    return content if encoding == "utf-8" else content.decode(encoding)
+    if kind not in FORMS:
+        return parse_body(await request.body(), Translation)
+    fields = await read_form(request, kind)
+    with validated(fields, "body"):
+        return Translation.model_validate(fields)
 
 
 async def read_form(request: Request, kind: str) -> dict[str, Any]:
@@ -351,11 +332,9 @@ def translators(request: Request, name: str | None = None) -> list[ServedModel]:
     Raises RequestError: 404 for an unknown name, 400 if that model or no model translates.
     """
     models = served_models(request)
-    in_path = name_in_path(request)
-    if in_path is not None or name is not None:
-        return [models.choose(lambda model: model.translates, "translate", in_path, name)]
-    matches = [model for model in models if model.translates]
-    return matches or [models.only([], "translate")]
+    name = name_in_path(request) or name
+    matches = [model for model in models if model.translates] if name is None else []
+    return matches or [models.choose(TRANSLATES, name)]
 
 
 def model_for(request: Request, body: Translation) -> tuple[ServedModel, Direction]:
@@ -377,7 +356,7 @@ def model_for(request: Request, body: Translation) -> tuple[ServedModel, Directi
             400,
             f"{source!r:.50} to {body.target!r:.50} is not supported, expected one of: {served}",
         )
-    model = served_models(request).only([model for model, _ in matches.values()], "translate")
+    model = served_models(request).only([model for model, _ in matches.values()], TRANSLATES)
     return matches[model.name]
 
 

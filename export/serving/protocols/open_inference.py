@@ -127,7 +127,7 @@ async def metadata(request: Request, name: str) -> JSONResponse:
     Each of `inputs` and `outputs` has `name`, `datatype` and `shape`, in which -1 is any size. A
     request has either the input `text` or the other inputs. Inputs with a default may be
     omitted."""
-    model = find_model(request, name)
+    model = served_models(request).find(name)
     inputs, outputs = map(
         list, (map(describe_tensor, inputs_for(model)), map(describe_tensor, outputs_for(model)))
     )
@@ -142,12 +142,8 @@ async def model_ready(request: Request, name: str) -> JSONResponse:
     have it.
 
     A request to a model that is not loaded loads it."""
-    is_ready = find_model(request, name).state == READY
+    is_ready = served_models(request).find(name).state == READY
     return JSONResponse({"name": name, "ready": is_ready}, 200 if is_ready else 400)
-
-
-def find_model(request: Request, name: str) -> ServedModel:
-    return served_models(request).choose(lambda model: True, "be used", name)
 
 
 def inputs_for(model: ServedModel) -> tuple[TensorSpec, ...]:
@@ -230,7 +226,7 @@ async def load(request: Request, name: str) -> Response:
     """Load a model of this server, and respond when it is loaded. A loaded model stays as it is.
 
     The server needs `--token-file`."""
-    model = find_model(request, name)
+    model = served_models(request).find(name)
     await read_repository_request(request)
     try:
         await model.load()
@@ -246,7 +242,7 @@ async def unload(request: Request, name: str) -> Response:
     """Unload a model when no request uses it any more, and respond then.
 
     A later request loads it again. The server needs `--token-file`."""
-    model = find_model(request, name)
+    model = served_models(request).find(name)
     await read_repository_request(request)
     await model.unload()
     return Response()
@@ -313,7 +309,7 @@ async def infer(request: Request, name: str) -> Response:
     flat list. Rows are in the order of the inputs. With `binary_data` the values follow the JSON as
     bytes instead; the header `Inference-Header-Content-Length` is then the length of the JSON. A
     model that generates has the one output `generated_text`."""
-    model = await use_model(request, find_model(request, name))
+    model = await use_model(request, served_models(request).find(name))
     content = await request.body()
     max_rows = server_settings(request).max_batch
     parsed = await call_off_loop(

@@ -21,7 +21,7 @@ from ...text.tasks import embedding
 from ...text.tasks.rows import Cut, Row
 from ...text_runtime import TextRuntime
 from ..app import to_request_error
-from ..models import ServedModel
+from ..models import Ability, ServedModel
 from ..streams import EventStream, event, to_json
 from ..translation.translator import call_off_loop
 from .completions import Chunk, Completion, join_chunks
@@ -45,12 +45,13 @@ from .protocol import (
     served_models,
     server_settings,
 )
-from .text_embeddings import check_dimensions, encode_inputs, longest
+from .text_embeddings import EMBEDS, check_dimensions, encode_inputs, longest
 from .text_embeddings_requests import check_input
 
 router = APIRouter(tags=["OpenAI"])
 
 CHECK_COST = 100  # characters that are tokenized in the time that checking one input takes
+COMPLETES = Ability("complete texts", lambda model: model.completes)
 DONE = b"data: [DONE]\n\n"
 # our names of options in errors, and those of OpenAI
 WORDS = {"max_new_tokens": "max_tokens", "num_return_sequences": "n", "input_ids": "prompt"}
@@ -110,7 +111,7 @@ async def complete(request: Request, body: CompletionRequest) -> Any:
 
     Besides the fields of OpenAI, a request can have generation options of transformers, such as
     `num_beams`."""
-    model = await choose_model(request, completes, "complete texts", body.model)
+    model = await choose_model(request, COMPLETES, body.model)
     scheduler: Client = model.scheduler  # type: ignore[assignment]
     options = check_completion_options(model.runtime, body)
     stops = parse_stops(body.stop)
@@ -182,10 +183,6 @@ def make_completions(
         Completion(runtime, prompt_input, index * n, begins, stops, is_empty)
         for index, (prompt_input, begins) in numbered
     ]
-
-
-def completes(model: ServedModel) -> bool:
-    return model.completes
 
 
 def admit_prompt(
@@ -373,7 +370,7 @@ async def embed(request: Request, body: EmbeddingRequest) -> Any:
     list of numbers, or with the `encoding_format` base64 the bytes of little-endian float32. Texts
     get the prompt of the export, token ids do not. Inputs with too many tokens are cut, or rejected
     if the server has `--auto-truncate false`."""
-    model = await choose_model(request, lambda model: model.embeds, "embed texts", body.model)
+    model = await choose_model(request, EMBEDS, body.model)
     settings = server_settings(request)
     vocab_size = model.runtime.info.config["vocab_size"]
     inputs = parse_prompts_or_inputs("input", body.input, settings.max_batch, vocab_size)
@@ -436,8 +433,9 @@ async def list_models(request: Request) -> Any:
 
     They are in `data`, each with the fields `id` (its name), `object`, `created` and `owned_by`."""
     name = name_in_path(request)
-    models = served_models(request) if name is None else [find_model(request, name)]
-    return JSONResponse({"object": "list", "data": [describe_model(model) for model in models]})
+    models = served_models(request)
+    entries = models if name is None else [models.find(name)]
+    return JSONResponse({"object": "list", "data": [describe_model(model) for model in entries]})
 
 
 @router.get("/v1/models/{id}")
@@ -445,11 +443,7 @@ async def show_model(request: Request, id: str) -> Any:
     """Return the fields `id`, `object`, `created` and `owned_by` of the model with the name `id`.
 
     Return status 404 if this server does not have the model."""
-    return JSONResponse(describe_model(find_model(request, id)))
-
-
-def find_model(request: Request, name: str) -> ServedModel:
-    return served_models(request).choose(lambda model: True, "be used", name)
+    return JSONResponse(describe_model(served_models(request).find(id)))
 
 
 def describe_model(model: ServedModel) -> dict[str, Any]:

@@ -4,33 +4,28 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, create_model
+from pydantic import BaseModel, Field, create_model
 
 from ...errors import RequestError, TooLong, UsageError
 from ...inference.options import special_token
 from ...shared.generation_options import FIELDS
-from ...shared.options import COUNT, check_option
+from ...shared.options import COUNT, check_option, without_none
 from ...text_runtime import TextRuntime, prompt
 from ..translation.translator import call_off_loop, check_characters
-from .protocol import EXPECTED, check_names_and_sizes, parse_inputs, short_repr
+from .protocol import (
+    EXPECTED,
+    STRICT,
+    ModelName,
+    check_names_and_sizes,
+    json_schema,
+    parse_inputs,
+    short_repr,
+)
 
 GREEDY = 1e-5  # lower temperatures mean greedy search, as in vLLM
 TOO_LONG = "context_length_exceeded"
-INPUTS = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}},
-        {"type": "array", "items": {"type": "integer"}},
-        {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
-    ]
-}
-STOPS = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}, "maxItems": 4},
-        {"type": "null"},
-    ]
-}
+INPUTS = json_schema(str | list[str] | list[int] | list[list[int]])
+STOPS = json_schema(str | Annotated[list[str], Field(max_length=4)] | None)
 # Most options of `Runtime.generate` are fields of a request. These have another name at OpenAI.
 RENAMED = {
     "max_new_tokens",
@@ -56,7 +51,7 @@ NEUTRAL = {
 class StreamOptions(BaseModel):
     """The options of a stream."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = STRICT
 
     include_usage: bool | None = Field(
         None, description="add a last part with the number of tokens"
@@ -68,11 +63,9 @@ class OpenAIRequest(BaseModel):
     """A request of the API of OpenAI. A field that is null counts as absent; unknown fields are
     rejected."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = {**STRICT, "allow_inf_nan": False}
 
-    model: str | None = Field(
-        None, description="name of a model; by default the only model that fits"
-    )
+    model: ModelName = None
     user: str | None = Field(None, description="has no effect")
 
 
@@ -80,7 +73,7 @@ class CompletionFields(OpenAIRequest):
     """A request for completions. A field that is null counts as absent; unknown fields are
     rejected."""
 
-    prompt: Annotated[Any, WithJsonSchema(INPUTS)] = Field(
+    prompt: Annotated[Any, INPUTS] = Field(
         None,
         description=(f"prompts to continue: {EXPECTED}; by default the model's start token"),
         examples=["ROMEO:"],
@@ -104,7 +97,7 @@ class CompletionFields(OpenAIRequest):
         le=128,
         description="number of completions per prompt; more than 1 needs sampling or num_beams",
     )
-    stop: Annotated[Any, WithJsonSchema(STOPS)] = Field(
+    stop: Annotated[Any, STOPS] = Field(
         None, description="text, or list of up to 4 texts, that ends a completion"
     )
     seed: int | None = Field(
@@ -129,7 +122,7 @@ class EmbeddingRequest(OpenAIRequest):
     """A request for embeddings. A field that is null counts as absent; unknown fields are
     rejected."""
 
-    input: Annotated[Any, WithJsonSchema(INPUTS)] = Field(
+    input: Annotated[Any, INPUTS] = Field(
         description=f"inputs to embed: {EXPECTED}", examples=["a dog"]
     )
     encoding_format: Literal["float", "base64"] | None = Field(
@@ -213,8 +206,7 @@ def parse_options(body: CompletionFields, defaults: dict[str, Any]) -> dict[str,
         UsageError: if a value is invalid, or if two values contradict each other.
     """
     values = {name: getattr(body, name) for name in OPTIONS}
-    present = {name: value for name, value in values.items() if value is not None}
-    options = {"num_beams": 1, **present}
+    options = {"num_beams": 1, **without_none(values)}
     check_names_and_sizes(options)
     check_option("num_beams", options["num_beams"], COUNT)
     beams, n = options["num_beams"], body.n or 1
@@ -239,7 +231,7 @@ def parse_options(body: CompletionFields, defaults: dict[str, Any]) -> dict[str,
     options["do_sample"] = is_sampled
     if is_sampled:
         sampling = {"temperature": temperature, "top_p": body.top_p, "seed": body.seed}
-        options |= {name: value for name, value in sampling.items() if value is not None}
+        options |= without_none(sampling)
         options.setdefault("top_k", defaults.get("top_k", 0))
     return options
 

@@ -14,14 +14,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from ...engine.inputs import GenerationInput
 from ...errors import RequestError, TooLong, UsageError, did_you_mean
 from ...heads import IMAGE, MAX_CHARACTERS, PIPELINES, TEXT
+from ...shared.options import without_none
 from ...text.checks import check_flags, check_texts
 from ...text.tasks.alignment import Aligning, Translation
 from ...text.tasks.task import are_objects, pipeline_call, read_inputs
 from ...text.tasks.translation import Splitting
-from ..models import ServedModel
+from ..models import Ability, ServedModel
 from ..streams import to_json
 from ..translation.translator import call_off_loop, check_characters, translate
 from .protocol import (
+    ModelName,
     Protocol,
     check_language_names,
     check_names_and_sizes,
@@ -64,9 +66,7 @@ class PipelineRequest(BaseModel):
     inputs: Any = Field(description="inputs of the pipeline; an image is a file in base64")
     parameters: dict[str, Any] | None = Field(None, description="options of the task")
     stream: bool | None = Field(None, description="must not be true; /v1/completions can stream")
-    model: str | None = Field(
-        None, description="name of a model; by default the only model that fits"
-    )
+    model: ModelName = None
     options: dict[str, Any] | None = Field(None, description="has no effect")
 
 
@@ -106,12 +106,10 @@ async def predict(request: Request, task: str) -> Response:
         raise RequestError(404, f"task is {task!r:.100}, {known}")
     reads_images = PIPELINES[task].forms == (IMAGE,)
     body = read_body(await request.body(), request.headers.get("content-type", ""), reads_images)
-    model = await choose_model(
-        request, lambda model: model.has_task(PIPELINES[task]), f"do {task}", body.model
-    )
+    does_task = Ability(f"do {task}", lambda model: model.has_task(PIPELINES[task]))
+    model = await choose_model(request, does_task, body.model)
     check_pipeline(model, task)
-    fields = {**(body.model_extra or {}), **(body.parameters or {})}
-    parameters = {name: value for name, value in fields.items() if value is not None}
+    parameters = without_none({**(body.model_extra or {}), **(body.parameters or {})})
     if body.stream:
         raise UsageError("stream is true, expected false: use /v1/completions to stream")
     answer_all = generate_answers if task in GENERATION_OPTIONS else run_task
@@ -264,7 +262,7 @@ def generation_options(
     more = parameters.pop("generate_parameters", {})
     if not isinstance(more, dict):
         raise UsageError(f"generate_parameters is {short_repr(more)}, expected an object")
-    parameters |= {name: value for name, value in more.items() if value is not None}
+    parameters |= without_none(more)
     task_options = {
         name: parameters.pop(name, default) for name, default in GENERATION_OPTIONS[task].items()
     }
@@ -292,8 +290,15 @@ async def continue_texts(
     size = sum(map(len, rows))
     replaces = task_options.get("replace_unknowns", False)
     Aligning(False, replaces).check(model.info)
-    inputs = await call_off_loop(size, admit_rows, model, rows, task_options, options)
-    inputs = [dataclasses.replace(row, is_aligned=replaces) for row in inputs]
+
+    def admit_rows() -> list[GenerationInput]:
+        ids, checked = model.runtime.checked_rows(
+            rows, task_options.get("src_lang"), task_options.get("tgt_lang"), options
+        )
+        admitted = model.admission.admit_all(ids, checked)
+        return [dataclasses.replace(row, is_aligned=replaces) for row in admitted]
+
+    inputs = await call_off_loop(size, admit_rows)
     answers = await model.scheduler.generate(inputs)
     results = [result for group in answers for result in group]
     ids = [row.source or [] for row in inputs]
@@ -301,12 +306,3 @@ async def continue_texts(
         await call_off_loop(size, model.runtime.result_texts, rows, ids, results, replaces)
     )
     return [[next(texts) for _ in group] for group in answers]
-
-
-def admit_rows(
-    model: ServedModel, rows: list[str], languages: dict[str, Any], options: dict[str, Any]
-) -> list[GenerationInput]:
-    ids, checked = model.runtime.checked_rows(
-        rows, languages.get("src_lang"), languages.get("tgt_lang"), options
-    )
-    return model.admission.admit_all(ids, checked)

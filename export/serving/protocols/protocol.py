@@ -13,13 +13,12 @@ from typing import Annotated, Any, TypeVar
 from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, WithJsonSchema
 
 from ...errors import RequestError, UsageError
 from ...inference.options import check_names
 from ...text.checks import check_unicode
-from .. import rejections
-from ..models import ServedModel, ServedModels
+from ..models import Ability, ServedModel, ServedModels
 from ..settings import Settings
 from ..streams import to_json
 
@@ -34,10 +33,16 @@ Model = TypeVar("Model", bound=BaseModel)
 Item = TypeVar("Item")
 # a list whose first wrong item is the only error: an error of each item would take seconds
 Items = Annotated[list[Item], Field(fail_fast=True)]
+STRICT = ConfigDict(extra="forbid", strict=True)  # of requests whose unknown fields are rejected
+ModelName = Annotated[
+    str | None, Field(description="name of a model; by default the only model that fits")
+]
 
 
-def message_body(error: RequestError) -> dict[str, Any]:
-    return {"error": error.message}
+def json_schema(kind: Any) -> WithJsonSchema:
+    """Return the JSON schema of the type `kind`, for a field whose values an endpoint checks
+    itself, with better errors."""
+    return WithJsonSchema(TypeAdapter(kind).json_schema())
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class Protocol:
 
     name: str
     router: APIRouter
-    error_body: Callable[[RequestError], dict[str, Any]] = message_body
+    error_body: Callable[[RequestError], dict[str, Any]] = lambda error: {"error": error.message}
     validation: int = 400
     public_paths: frozenset[str] = frozenset()
 
@@ -57,13 +62,11 @@ def served_models(request: Request) -> ServedModels:
     return request.app.state.models
 
 
-async def choose_model(
-    request: Request, fits: Callable[[ServedModel], bool], purpose: str, name: str | None
-) -> ServedModel:
-    """Return the model in the path, or with this `name`, or the only one that `fits`, as
-    `use_model` does. `purpose` completes "a model that can ..." in errors."""
-    models = served_models(request)
-    return await use_model(request, models.choose(fits, purpose, name_in_path(request), name))
+async def choose_model(request: Request, ability: Ability, name: str | None) -> ServedModel:
+    """Return the model in the path, or else with this `name`, or the only one with the `ability`,
+    as `use_model` does. Raises RequestError as `ServedModels.choose` does."""
+    model = served_models(request).choose(ability, name_in_path(request) or name)
+    return await use_model(request, model)
 
 
 async def use_model(request: Request, model: ServedModel) -> ServedModel:
@@ -77,7 +80,11 @@ async def use_model(request: Request, model: ServedModel) -> ServedModel:
     except RequestError:
         raise
     except Exception:
-        raise rejections.not_loadable(model.name) from None
+        raise RequestError(
+            503,
+            f"the model {model.name} cannot be loaded, see the log of the server: try again later",
+            retry_after=5,
+        ) from None
     request.scope[IN_USE].append(model)
     return model
 

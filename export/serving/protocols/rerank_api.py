@@ -6,15 +6,15 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, Field, WithJsonSchema
 
 from ...errors import RequestError, UsageError
 from ...text.tasks import reranking
 from ...text.tasks.rows import Cut
 from ...text_runtime import TextRuntime
 from ..models import ServedModel
-from .protocol import Protocol, choose_model, server_settings, short_repr
-from .text_embeddings import RERANKS, longest, reranks, rows_to_rank
+from .protocol import STRICT, ModelName, Protocol, choose_model, server_settings, short_repr
+from .text_embeddings import RERANKS, longest, rows_to_rank
 from .text_embeddings_requests import check_number
 
 router = APIRouter(tags=["Cohere and Jina"])
@@ -38,11 +38,9 @@ class RankRequest(BaseModel):
     """A query and documents to rank. A field that is null counts as absent; unknown fields are
     rejected."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = STRICT
 
-    model: str | None = Field(
-        None, description="name of a model; by default the only model that fits"
-    )
+    model: ModelName = None
     query: str = Field(description="query that the documents are compared with")
     documents: Annotated[list[Any], WithJsonSchema(DOCUMENTS)] = Field(
         description="documents to rank: texts, or objects with the field text"
@@ -77,7 +75,7 @@ async def rank(request: Request, body: RankRequest) -> Response:
     the `document` too. The score is the sigmoid of the model's logit. Documents that are too long
     are cut, or rejected if the server has `--auto-truncate false`. The model must have one
     label."""
-    model = await choose_model(request, reranks, RERANKS, body.model)
+    model = await choose_model(request, RERANKS, body.model)
     settings = server_settings(request)
     check_number("documents", body.documents, settings.max_batch)
     documents = [read_document(item, index) for index, item in enumerate(body.documents)]

@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from ...errors import UsageError, did_you_mean
 from ...specs.graph_spec import TensorSpec
-from .protocol import Items, parse_body, short_repr
+from .protocol import STRICT, Items, parse_body, short_repr
 
 # header with the number of bytes of JSON, if binary data follow
 JSON_LENGTH = "Inference-Header-Content-Length"
@@ -28,7 +28,7 @@ Parameters = dict[str, Any] | None
 class InputTensor(BaseModel):
     """An input with its values, in the JSON or as bytes after it."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = STRICT
 
     name: str = Field(description="name of the input")
     shape: Items[int] = Field(min_length=1, description="sizes of all axes")
@@ -44,7 +44,7 @@ class InputTensor(BaseModel):
 class OutputTensor(BaseModel):
     """A requested output."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = STRICT
 
     name: str = Field(description="name of the output")
     parameters: Parameters = Field(
@@ -55,7 +55,7 @@ class OutputTensor(BaseModel):
 class InferRequest(BaseModel):
     """A request for the outputs of a model."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = STRICT
 
     id: str | None = Field(None, description="id of the request, which the response repeats")
     model_name: str | None = Field(None, description="name of the model, as in the path")

@@ -25,7 +25,7 @@ from ...text.tasks.rows import Cut, Row, encode_texts
 from ...text.tasks.sparse_embedding import sparse_vectors
 from ...text_runtime import TextRuntime
 from ..encoder_runtime import max_batch_tokens
-from ..models import ServedModel
+from ..models import Ability, ServedModel
 from .protocol import (
     Protocol,
     json_response,
@@ -60,8 +60,19 @@ router = APIRouter(tags=["text-embeddings-inference"])
 # characters per token; longer texts are rejected before they are tokenized
 MAX_TOKEN_LENGTH = 250
 DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
-RERANKS = "rerank texts, for which a head with one label is needed"
 TYPES = {400: "Empty", 424: "Backend", 429: "Overloaded", 500: "Backend", 503: "Unhealthy"}
+
+
+EMBEDS = Ability("embed texts", lambda model: model.embeds)
+EMBEDS_SPARSE = Ability("embed texts as sparse vectors", lambda model: model.embeds_sparse)
+CLASSIFIES = Ability("label texts", lambda model: model.has_task(CLASSIFY))
+RERANKS = Ability(
+    "rerank texts, for which a head with one label is needed",
+    lambda model: CLASSIFIES.fits(model) and len(model.info.config["id2label"]) == 1,
+)
+READS = Ability("embed or label texts", lambda model: model.has_prompts or CLASSIFIES.fits(model))
+TOKENIZES = Ability("tokenize texts", lambda model: model.reads_texts)
+DECODES = Ability("decode token ids", lambda model: model.reads_texts)
 
 
 # ------------------------------------------------------------------------------------------- errors
@@ -84,10 +95,10 @@ async def answer(request: Request, body: dict[str, Any]) -> Response:
 
     `InferenceClient(model=url)` of huggingface_hub sends its requests to this path."""
     name = body.get("model")
-    model = find_model(
-        request, reads, "embed or label texts", name if isinstance(name, str) else None
+    model = find_model(request, READS, name if isinstance(name, str) else None)
+    endpoint, form = next(
+        (endpoint, form) for ability, endpoint, form in ENDPOINTS if ability.fits(model)
     )
-    endpoint, form = next((endpoint, form) for fits, endpoint, form in ENDPOINTS if fits(model))
     with validated(body, "body"):
         checked = form.model_validate(body)
     return await endpoint(request, checked)
@@ -100,9 +111,7 @@ async def embed(request: Request, body: EmbedRequest) -> Response:
     The response is a list of lists of numbers in the order of the inputs, also for one input. The
     export's sentence-transformers modules select pooling and linear maps. The field `normalize`
     decides about normalization."""
-    model = await choose_model(request, lambda model: model.embeds, "embed texts", body.model)
-    inputs = read_inputs(request, model, body.inputs)
-    cut = cut_for(request, model, body)
+    model, inputs, cut = await open_inputs(request, EMBEDS, body)
 
     def answer() -> bytes:
         vectors = embed_inputs(model, inputs, body.prompt_name, cut, body.dimensions)
@@ -120,10 +129,7 @@ async def embed_sparse(request: Request, body: EmbedSparseRequest) -> Response:
     The response is a list in the order of the inputs, also for one input. Each entry is a list of
     `{"index": number, "value": number}` with the values that are not 0, where `index` is the id of
     a token. The model must be a masked language model with SpladePooling."""
-    purpose = "embed texts as sparse vectors"
-    model = await choose_model(request, lambda model: model.embeds_sparse, purpose, body.model)
-    inputs = read_inputs(request, model, body.inputs)
-    cut = cut_for(request, model, body)
+    model, inputs, cut = await open_inputs(request, EMBEDS_SPARSE, body)
 
     def answer() -> bytes:
         rows, _ = encode_inputs(model, inputs, body.prompt_name, cut)
@@ -139,9 +145,7 @@ async def embed_all(request: Request, body: EmbedAllRequest) -> Response:
 
     The response is a list in the order of the inputs, also for one input. Each entry has a list of
     numbers for each token, with the special tokens and those of a prompt."""
-    model = await choose_model(request, lambda model: model.embeds, "embed texts", body.model)
-    inputs = read_inputs(request, model, body.inputs)
-    cut = cut_for(request, model, body)
+    model, inputs, cut = await open_inputs(request, EMBEDS, body)
 
     def answer() -> bytes:
         rows, _ = encode_inputs(model, inputs, body.prompt_name, cut)
@@ -156,7 +160,7 @@ async def similarity(request: Request, body: SimilarityRequest) -> Response:
     """Return the cosine similarity of a sentence to each of several other sentences.
 
     The response is a list of numbers in the order of `sentences`."""
-    model = await choose_model(request, lambda model: model.embeds, "embed texts", body.model)
+    model = await choose_model(request, EMBEDS, body.model)
     if not body.inputs.sentences:
         raise empty_error("inputs.sentences")
     inputs = read_inputs(request, model, [body.inputs.source_sentence, *body.inputs.sentences])
@@ -177,7 +181,7 @@ async def predict(request: Request, body: PredictRequest) -> Response:
     The response to a text or a pair is a list of `{"score": number, "label": name}`. The response
     to a list of lists is a list of such lists, in the same order. Scores are probabilities, or
     logits with `raw_scores`."""
-    model = await choose_model(request, classifies, "label texts", body.model)
+    model = await choose_model(request, CLASSIFIES, body.model)
     sequences, is_batch = parse_sequences(body.inputs)
     check_number("inputs", sequences, server_settings(request).max_batch)
     cut = cut_for(request, model, body)
@@ -199,7 +203,7 @@ async def rerank(request: Request, body: RerankRequest) -> Response:
     The response is a list of `{"index": number, "score": number}`, where `index` is the position of
     the text in the request. With `return_text` each entry has the `text` too. The model must have
     one label."""
-    model = await choose_model(request, reranks, RERANKS, body.model)
+    model = await choose_model(request, RERANKS, body.model)
     check_number("texts", body.texts, server_settings(request).max_batch)
     cut = cut_for(request, model, body)
     pairs = [(body.query, text) for text in body.texts]
@@ -220,7 +224,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     The response is a list of tokens for each text, also for one text. A token has the fields `id`,
     `text`, `special`, `start` and `stop`. `start` and `stop` are offsets in the UTF-8 bytes of the
     text after its prompt is added, null for special tokens. Texts are not truncated."""
-    model = await choose_model(request, has_tokenizer, "tokenize texts", body.model)
+    model = await choose_model(request, TOKENIZES, body.model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise UsageError(f"inputs is {short_repr(body.inputs)}, expected a text or a list of texts")
@@ -236,7 +240,7 @@ async def decode_ids(request: Request, body: DecodeRequest) -> Response:
     """Return the text of each list of token ids.
 
     The response is a list of texts in the same order, also for one list."""
-    model = await choose_model(request, has_tokenizer, "decode token ids", body.model)
+    model = await choose_model(request, DECODES, body.model)
     rows = read_inputs(request, model, body.ids, "ids")
     if any(isinstance(row, str) for row in rows):
         raise UsageError(
@@ -256,9 +260,9 @@ async def info(request: Request, model: str | None = None) -> Response:
     the only one of a server without such a model.
     """
     is_named = model is not None or name_in_path(request) is not None
-    accepts_all = is_named or not any(map(reads, served_models(request)))
-    fits = (lambda model: True) if accepts_all else reads
-    served = find_model(request, fits, "embed or label texts", model)
+    accepts_all = is_named or not any(map(READS.fits, served_models(request)))
+    ability = READS._replace(fits=lambda model: True) if accepts_all else READS
+    served = find_model(request, ability, model)
     settings, dtype = server_settings(request), served.info.dtype
     arrangement, limit = served.plan.arrangement, None
     if served.reads_texts:
@@ -288,55 +292,35 @@ async def info(request: Request, model: str | None = None) -> Response:
     return JSONResponse(choices | facts)
 
 
-# (condition, endpoint, request class) of POST /; the first condition that is true counts
-ENDPOINTS: tuple[tuple[Callable[[Any], bool], Callable[..., Any], type[TEIRequest]], ...] = (
-    (lambda model: model.embeds, embed, EmbedRequest),
-    (lambda model: model.embeds_sparse, embed_sparse, EmbedSparseRequest),
-    (lambda model: reranks(model), rerank, RerankRequest),
-    (lambda model: classifies(model), predict, PredictRequest),
+# (ability, endpoint, request class) of POST /; the first ability that the model has counts
+ENDPOINTS: tuple[tuple[Ability, Callable[..., Any], type[TEIRequest]], ...] = (
+    (EMBEDS, embed, EmbedRequest),
+    (EMBEDS_SPARSE, embed_sparse, EmbedSparseRequest),
+    (RERANKS, rerank, RerankRequest),
+    (CLASSIFIES, predict, PredictRequest),
 )
 
 
 # ------------------------------------------------------------------------------------------- models
 
 
-async def choose_model(
-    request: Request, fits: Callable[[ServedModel], bool], purpose: str, name: str | None
-) -> ServedModel:
+async def choose_model(request: Request, ability: Ability, name: str | None) -> ServedModel:
     """Return what `find_model` returns, as `use_model` does."""
-    return await use_model(request, find_model(request, fits, purpose, name))
+    return await use_model(request, find_model(request, ability, name))
 
 
-def find_model(
-    request: Request, fits: Callable[[ServedModel], bool], purpose: str, name: str | None
-) -> ServedModel:
-    """Return the model of the path, or with this `name`, or the only one that `fits`. It need not
-    be loaded. `purpose` completes "a model that can ..." in errors.
+def find_model(request: Request, ability: Ability, name: str | None) -> ServedModel:
+    """Return the model of the path, or with this `name`, or the only one with the `ability`. It
+    need not be loaded.
 
     Raises:
         RequestError: 422 for an unknown name, and 424 if no model, several models or the named one
             do not fit, as in text-embeddings-inference.
     """
     try:
-        return served_models(request).choose(fits, purpose, name_in_path(request), name)
+        return served_models(request).choose(ability, name_in_path(request) or name)
     except RequestError as error:
         raise RequestError(424 if error.status == 400 else 422, error.message) from None
-
-
-def classifies(model: ServedModel) -> bool:
-    return model.has_task(CLASSIFY)
-
-
-def reranks(model: ServedModel) -> bool:
-    return classifies(model) and len(model.info.config["id2label"]) == 1
-
-
-def reads(model: ServedModel) -> bool:
-    return model.has_prompts or classifies(model)
-
-
-def has_tokenizer(model: ServedModel) -> bool:
-    return model.reads_texts
 
 
 def longest(model: ServedModel) -> int:
@@ -357,11 +341,11 @@ def model_type(model: ServedModel) -> dict[str, Any]:
         return {"embedding": {"pooling": "+".join(read_poolings(modules[0]))}}
     if model.embeds_sparse:
         return {"embedding": {"pooling": "splade"}}
-    if not (classifies(model) or model.has_task(CLASSIFY_IMAGES)):
+    if not (CLASSIFIES.fits(model) or model.has_task(CLASSIFY_IMAGES)):
         return {}
     config = model.info.config
     names = {"id2label": config["id2label"], "label2id": config.get("label2id") or {}}
-    return {"reranker" if reranks(model) else "classifier": names}
+    return {"reranker" if RERANKS.fits(model) else "classifier": names}
 
 
 # ------------------------------------------------------------------------------------------- tokens
@@ -374,6 +358,15 @@ def read_inputs(
     errors as `parse_texts` does."""
     vocab_size = model.runtime.info.config["vocab_size"]
     return parse_texts(name, value, server_settings(request).max_batch, vocab_size)
+
+
+async def open_inputs(
+    request: Request, ability: Ability, body: EmbedAllRequest
+) -> tuple[ServedModel, list[str | list[int]], Cut]:
+    """Return the model of `request` and what it embeds: the inputs of `body`, and how they are
+    cut. Raises errors as `choose_model` and `parse_texts` do."""
+    model = await choose_model(request, ability, body.model)
+    return model, read_inputs(request, model, body.inputs), cut_for(request, model, body)
 
 
 def cut_for(request: Request, model: ServedModel, body: Truncation) -> Cut:

@@ -4,50 +4,27 @@ parsed."""
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, Field
 
 from ...errors import RequestError, TooLong, UsageError
 from ...text.checks import Pair, check_string
 from ...text.tasks.rows import Cut
-from .protocol import Items, parse_inputs, short_repr
+from .protocol import STRICT, Items, ModelName, json_schema, parse_inputs, short_repr
 
-INPUTS = {
-    "anyOf": [
-        {"type": "string"},
-        {
-            "type": "array",
-            "items": {
-                "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]
-            },
-        },
-        {"type": "array", "items": {"type": "integer"}},
-    ]
-}
+INPUTS = json_schema(str | list[str | list[int]] | list[int])
 PROMPT_NAME = "name of a prompt of the export, which precedes each text"
-TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
-IDS = {
-    "anyOf": [
-        {"type": "array", "items": {"type": "integer"}},
-        {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
-    ]
-}
-SEQUENCES = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}, "maxItems": 2},
-        {"type": "array", "items": {"type": "array", "items": {"type": "string"}, "maxItems": 2}},
-    ]
-}
+TEXTS = json_schema(str | list[str])
+IDS = json_schema(list[int] | list[list[int]])
+ONE_OR_TWO = Annotated[list[str], Field(max_length=2)]
+SEQUENCES = json_schema(str | ONE_OR_TWO | list[ONE_OR_TWO])
 
 
 class TEIRequest(BaseModel):
     """A request of text-embeddings-inference. Unknown fields are rejected."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = STRICT
 
-    model: str | None = Field(
-        None, description="name of a model; by default the only model that fits"
-    )
+    model: ModelName = None
 
 
 class Truncation(TEIRequest):
@@ -73,7 +50,7 @@ class Truncation(TEIRequest):
 class EmbedAllRequest(Truncation):
     """Texts or token ids to embed, token by token."""
 
-    inputs: Annotated[Any, WithJsonSchema(INPUTS)] = Field(
+    inputs: Annotated[Any, INPUTS] = Field(
         description="text, token ids, or list of these", examples=["a dog"]
     )
     prompt_name: str | None = Field(None, description=PROMPT_NAME)
@@ -95,7 +72,7 @@ class EmbedRequest(EmbedAllRequest):
 class PredictRequest(Truncation):
     """Texts or pairs of texts to classify."""
 
-    inputs: Annotated[Any, WithJsonSchema(SEQUENCES)] = Field(
+    inputs: Annotated[Any, SEQUENCES] = Field(
         description="text, pair of texts, or list of lists of one or two texts",
         examples=["a fine film"],
     )
@@ -134,9 +111,7 @@ class SimilarityRequest(TEIRequest):
 class TokenizeRequest(TEIRequest):
     """Texts to tokenize."""
 
-    inputs: Annotated[Any, WithJsonSchema(TEXTS)] = Field(
-        description="text or list of texts", examples=["a dog"]
-    )
+    inputs: Annotated[Any, TEXTS] = Field(description="text or list of texts", examples=["a dog"])
     add_special_tokens: bool = Field(True, description="include special tokens")
     prompt_name: str | None = Field(None, description=PROMPT_NAME)
 
@@ -144,7 +119,7 @@ class TokenizeRequest(TEIRequest):
 class DecodeRequest(TEIRequest):
     """Token ids to decode."""
 
-    ids: Annotated[Any, WithJsonSchema(IDS)] = Field(
+    ids: Annotated[Any, IDS] = Field(
         description="token ids, or list of lists of token ids", examples=[[1, 2]]
     )
     skip_special_tokens: bool = Field(True, description="omit special tokens from the text")

@@ -137,16 +137,17 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
                 f"question {id} has {len(ids)} tokens, expected fewer than {max_question}, the "
                 f"rest of max_length={max_length} beside stride={stride}"
             )
-    options = dict(
+    encoded = tokenizer(
+        columns["question"],
+        columns["context"],
         max_length=max_length,
         stride=stride,
         truncation="only_second",
         return_overflowing_tokens=True,
+        return_token_type_ids=True,
+        return_offsets_mapping=True,
+        return_attention_mask=False,
     )
-    options |= dict(
-        return_token_type_ids=True, return_offsets_mapping=True, return_attention_mask=False
-    )
-    encoded = tokenizer(columns["question"], columns["context"], **options)
     encoded_columns = {name: encoded[name] for name in ("input_ids", "token_type_ids")}
     encoded_columns |= {name: [] for name in ("start_positions", "end_positions", *SCORED)}
     for window, row in enumerate(encoded["overflow_to_sample_mapping"]):
