@@ -20,7 +20,7 @@ CLOSING_MARKS = ".,;:!?…%)]}»”’'\"。、，！？"  # no space before the
 # A footnote such as `<sup>1</sup>` or `<a>[*]</a>` stands directly behind or before a word, or
 # behind a mark that does not divide a number, or a closing quote.
 FOOTNOTE = re.compile(r"[\d*†‡§¶#]")
-SIGN = re.compile(r"\s*[*†‡§¶#]+\s*")
+SIGN = re.compile(r"\s*[*†‡§¶]+\s*")
 QUOTES = "\"'”’»"
 BEFORE_FOOTNOTE = re.compile(rf"(?:[^\W_]|(?<!\d)[{re.escape(CLOSING_MARKS)}])(?<!\s[{QUOTES}])$")
 

@@ -206,10 +206,6 @@ class Segment(NamedTuple):
     parts: list[Part]
     marked: MarkedText | None = None
 
-    @property
-    def has_marks(self) -> bool:
-        return self.marked is not None and bool(self.marked.marks)
-
 
 @dataclass(frozen=True)
 class Plan:
