@@ -27,7 +27,7 @@ demo: .venv/demo
 	@$(BIN)/python benchmarks/demo.py $${TEXT:+"$$TEXT"}
 
 test: .venv/installed
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -q -n 4 --dist loadfile -m "not slow"
 
 test-all: .venv/installed
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --hypothesis-profile=long

@@ -10,6 +10,7 @@ from vanilla_transformer.source import Source
 from vanilla_transformer_export.exporting.graphs import GraphFormat, GraphSource, write_graphs
 from vanilla_transformer_export.graphs.config import Config
 from vanilla_transformer_export.graphs.weights import CheckpointWeights
+from vanilla_transformer_export.specs.alignment import alignment_heads
 from vanilla_transformer_export.targets.registry import get_target
 
 VOCABULARY, WIDTH = 15_000, 256
@@ -52,7 +53,9 @@ def test_export_peak_memory_is_below_three_times_largest_matrix(
     specs = kind.graph_specs(config.to_dict(), config.architecture, weights, activations)
     form = GraphFormat(kind, weights, activations, kind.opsets[0])
     tracemalloc.start()
-    write_graphs(GraphSource(config, CheckpointWeights(checkpoint, config)), form, specs, tmp_path)
+    heads = alignment_heads(config.to_dict())
+    model = GraphSource(config, CheckpointWeights(checkpoint, config), alignment=heads)
+    write_graphs(model, form, specs, tmp_path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert MATRIX / 8 < peak < 3 * MATRIX

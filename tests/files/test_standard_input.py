@@ -14,6 +14,7 @@ class Echo:
     """A runtime that returns the repr of each text."""
 
     architecture = "VanillaDecoderForCausalLM"
+    specs = {}
 
     def __init__(self, directory, threads, **options):
         self.runtime = self.info = self

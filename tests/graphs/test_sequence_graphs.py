@@ -13,7 +13,6 @@ from written import run, write
 
 import vanilla_transformer
 from vanilla_transformer_export import Runtime, export, verify
-from vanilla_transformer_export.engine import model as model_module
 from vanilla_transformer_export.graphs.layers import linear
 from vanilla_transformer_export.heads import HEADS, SPARSE_EMBEDDING
 from vanilla_transformer_export.inference import inputs as inputs_module
@@ -399,7 +398,7 @@ def test_bucketed_ragged_batch_matches_single_run(exported, monkeypatch, name, t
     assert len(bucket_by_length(mask, 512)) > 2
     actual = runtime.outputs(ids, mask, **feeds)
     monkeypatch.setattr(inputs_module, "MIN_TOKENS", 10**9)
-    monkeypatch.setattr(model_module, "MAX_TOKENS", 10**9)
+    monkeypatch.setattr(inputs_module, "MAX_TOKENS", 10**9)
     expected = runtime.outputs(ids, mask, **feeds)
     assert list(actual) == list(expected)
     for tensor in runtime.specs["encoder"].outputs:
