@@ -93,8 +93,8 @@ class EncoderRow:
 
 
 # results of `invariant_rows`, which takes half of the time of loading, for exports that are loaded
-# again: by the stamp of the manifest, the dtype, the device and the threads
-MEASURED: dict[tuple[tuple, str, str, int], tuple[int, int]] = {}
+# again: by the stamp of the manifest and what selects the kernels
+MEASURED: dict[tuple, tuple[int, int]] = {}
 
 
 class EncoderGraph:
@@ -107,8 +107,8 @@ class EncoderGraph:
         self.spec = model.info.specs["encoder"]
         self.output_names = [tensor.name for tensor in self.spec.outputs]
         self.max_positions = position_limit(self.config) or 2**31
-        info = model.info
-        key = info.stamps[MANIFEST], info.dtype, model.device, model.threads
+        info, changes = model.info, model.loaded.changes
+        key = info.stamps[MANIFEST], info.dtype, model.device, model.threads, changes
         if key not in MEASURED:
             MEASURED[key] = invariant_rows(self, info.architecture)
         self.min_rows, self.max_rows = MEASURED[key]

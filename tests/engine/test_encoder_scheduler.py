@@ -22,6 +22,7 @@ from vanilla_transformer_export.engine.encoder import (
 from vanilla_transformer_export.engine.inputs import encoder_feeds
 from vanilla_transformer_export.errors import RequestError, TooLong
 from vanilla_transformer_export.inference.inputs import pad_sequences
+from vanilla_transformer_export.inference.session import SessionChanges
 from vanilla_transformer_export.serving.encoder_runtime import batched
 
 
@@ -115,7 +116,10 @@ def test_rows_that_may_run_together_are_measured_once(export_head, monkeypatch):
     monkeypatch.setattr(encoder, "invariant_rows", lambda *graph: measured.append(graph) or (1, 7))
     again = EncoderGraph(Runtime(directory, threads=1).model)
     assert (again.max_rows, again.min_rows) == (first.max_rows, first.min_rows)
-    assert EncoderGraph(Runtime(directory, threads=3).model).max_rows == 7 and len(measured) == 1
+    changes = SessionChanges(without=("fusions",))
+    for other in (Runtime(directory, threads=3), Runtime(directory, threads=1, changes=changes)):
+        assert EncoderGraph(other.model).max_rows == 7
+    assert len(measured) == 2
 
 
 @pytest.mark.slow
