@@ -252,10 +252,12 @@ class GenerationBatch:
         num_tokens, self.has_ended = 0, False
         for cohort in self.cohorts:
             num_tokens += cohort.advance(logits)
-            self.has_ended |= bool(cohort.search.ended)
+            if cohort.search.ended:
+                self.has_ended = True
             if cohort.parents is not None:
                 self.is_settled = False
-        self.align_ended(self.rows)
+        if self.has_ended:
+            self.align_ended(self.rows)
         if len(self.cohorts) > 1:
             self.join_cohorts()
         return num_tokens
@@ -317,8 +319,6 @@ class GenerationBatch:
     def align_ended(self, rows: Rows) -> None:
         """Finish the groups that have ended and report alignments, while `rows` have their
         sources."""
-        if not self.has_ended:
-            return
         if ended := [pair for cohort in self.cohorts for pair in cohort.unaligned]:
             align(self.model, rows, *zip(*ended))
 
