@@ -28,11 +28,10 @@ def align(model: OnnxModel, rows: Rows, groups: Sequence[Group], places: Sequenc
     The sources are those that `rows` hold at `places`, one for each group.
     """
     counts = [len(group.sequences) for group in groups]
-    owners = [group for group in groups for _ in group.sequences]
     held = np.repeat(places, counts)
-    sequences = [sequence for group in groups for sequence in group.sequences]
-    targets = [[*group.input.prompt, *row.tokens] for group, row in zip(owners, sequences)]
-    lengths = [len(group.input.source or ()) for group in owners]
+    pairs = [(group.input, sequence) for group in groups for sequence in group.sequences]
+    targets = [[*row.prompt, *sequence.tokens] for row, sequence in pairs]
+    lengths = [len(row.source or ()) for row, _ in pairs]
     weights = target_weights(model, targets, lengths, lambda some: rows.source_inputs(held[some]))
     heads = recorded_heads(model.info)
     rest = iter(weights)
