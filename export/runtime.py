@@ -89,9 +89,13 @@ class Runtime:
         # onnxruntime's own default is the host's cores, not the process's.
         self.threads = threads or available_cpus()
         self.workers = self._checked_workers(workers)
-        settings = dict(device=self.device, arena=arena, engine_cache=self.engine_cache)
         self.model = OnnxModel(
-            self.info, self.threads, **settings, changes=changes or SessionChanges()
+            self.info,
+            self.threads,
+            device=self.device,
+            arena=arena,
+            engine_cache=self.engine_cache,
+            changes=changes or SessionChanges(),
         )
         self.model.open(main_roles(self.info))
         if self.info.generates:
