@@ -17,7 +17,7 @@ from ..engine.inputs import Generated, GenerationInput
 from ..errors import RequestError
 from ..heads import IMAGE, find_task
 from ..specs.alignment import ROLE as ALIGNMENT
-from ..text.tasks.alignment import Aligning, shifted
+from ..text.tasks.alignment import Aligning
 from ..text.tasks.translation import Plan, TextOptions, join_parts, join_results
 from .models import Ability, ServedModel
 from .protocols.protocol import Protocol, choose_model, name_in_path, served_models
@@ -178,7 +178,7 @@ async def aligned_sentences(
             yield fields
     rows = [row.source or [] for row in inputs]
     [translated] = join_results(model.runtime, plan, rows, results)
-    yield {"alignments": shifted(translated.alignments, -added, 0)}
+    yield {"alignments": translated.without_prefix(added).alignments}
 
 
 async def sentences(

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from ...errors import RequestError, nearest
 from ...text.languages import Direction, language_name
-from ...text.tasks.alignment import Aligning, shifted
+from ...text.tasks.alignment import Aligning
 from ...text.tasks.alignment import Translation as AlignedText
 from ...text.tasks.translation import HTML, TextOptions
 from ..models import Ability, ServedModel
@@ -267,10 +267,7 @@ async def translate_items(
             translations[index] = outputs
             if has_alignments:
                 added = len(text) - len(texts[index])  # a language word
-                translations[index] = [
-                    result._replace(alignments=shifted(result.alignments, -added, 0))
-                    for result in outputs
-                ]
+                translations[index] = [result.without_prefix(added) for result in outputs]
     return translations
 
 
