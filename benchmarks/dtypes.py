@@ -8,9 +8,9 @@ DIR. The result of the checkpoint joins benchmarks/results/dtypes.json, whose ta
 """
 
 import argparse
-import gzip
 import json
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -33,15 +33,13 @@ def read_inputs(path: Path, count: int) -> list:
     """Return the first `count` texts, or images as arrays (3, H, W) float32."""
     if path.suffix == ".npy":
         return [*np.load(path)[:count].astype(np.float32)]
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8") as file:
-        return [line.strip() for line in file if line.strip()][:count]
+    from measure import read_texts
+
+    return read_texts(path, count)
 
 
 def torch_vectors(folder: Path, checkpoint: Path, inputs: list) -> dict:
     """Write the vectors that torch computes in float32 to `folder`. Return the packages."""
-    from importlib.metadata import version
-
     folder.mkdir(parents=True)
     np.save(folder / "vectors.npy", open_torch(checkpoint, inputs)(inputs))
     return {name: version(name) for name in ("torch", "transformers", "sentence-transformers")}
@@ -101,10 +99,9 @@ def open_export(folder: Path, inputs: list):
     return first_states
 
 
-def time_exports(folder: Path, folders: dict[str, Path], inputs: list, repeats: int) -> dict:
+def time_exports(folders: dict[str, Path], inputs: list, repeats: int) -> dict:
     """Return {dtype: seconds} of `TIMED` inputs together and of one, medians of `repeats` rounds in
     which all dtypes take turns."""
-    folder.mkdir(parents=True)
     opened = {dtype: open_export(path, inputs) for dtype, path in folders.items()}
     together, alone = ({dtype: [] for dtype in opened} for _ in range(2))
     for number in range(repeats + 1):
@@ -183,8 +180,7 @@ def measure(args: argparse.Namespace) -> dict:
         folders[dtype] = folder = work / dtype.replace(" ", "-")
         facts = once(folder, export_vectors, folder, checkpoint, inputs, dtype, args.calibrate)
         records[dtype] = facts | compare(np.load(folder / "vectors.npy"), expected)
-    folder = work / "times"
-    times = once(folder, time_exports, folder, folders, inputs, args.repeats)
+    times = once(work / "times", time_exports, folders, inputs, args.repeats)
     return {
         "command": command_line("dtypes.py"),
         "inputs": len(inputs),

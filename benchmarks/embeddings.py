@@ -10,7 +10,6 @@ benchmarks/results/embeddings.json and prints its table.
 
 import argparse
 import datetime
-import gzip
 import json
 import sys
 import tempfile
@@ -144,13 +143,11 @@ def cosines(vectors: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 def measure(args: argparse.Namespace) -> dict:
     """Export the checkpoint, measure all engines, and return the result."""
-    from measure import command_line, hardware
+    from measure import command_line, hardware, read_texts
 
     from vanilla_transformer_export import export
 
-    opened = gzip.open if args.texts.suffix == ".gz" else open
-    with opened(args.texts, "rt", encoding="utf-8") as file:
-        texts = [line.strip() for line in file if line.strip()][: args.lines]
+    texts = read_texts(args.texts, args.lines)
     with tempfile.TemporaryDirectory() as folder:
         files = Path(folder)
         (files / "texts.json").write_text(json.dumps(texts))

@@ -5,6 +5,7 @@ all of them. The clock runs from token ids to token ids, both in the engine's ow
 """
 
 import datetime
+import gzip
 import json
 import os
 import platform
@@ -58,6 +59,13 @@ def once(folder: Path, function, *args) -> dict:
         shutil.rmtree(folder, ignore_errors=True)
         marker.write_text(json.dumps(function(*args)))
     return json.loads(marker.read_text())
+
+
+def read_texts(path: Path, count: int) -> list[str]:
+    """Return the first `count` lines of a file, .gz or plain, that are not blank."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8") as file:
+        return [line.strip() for line in file if line.strip()][:count]
 
 
 def command_line(script: str) -> str:

@@ -10,7 +10,7 @@ import serving_models
 import serving_offline
 import workload
 from engines import is_installed
-from measure import Absent, Benchmark, isolated, spread, to_cell
+from measure import Absent, Benchmark, isolated, read_texts, spread, to_cell
 from plan import arrangements_on_cpu
 
 TRIALS = 2  # runs of each arrangement, to choose the fastest
@@ -134,7 +134,7 @@ class CpuBenchmark(Benchmark):
         }
         speeds = {}
         if None in missing.values():
-            texts = serving_offline.read_captions(self.options.captions, cell.batch)
+            texts = read_texts(self.options.captions, cell.batch)
             isolated(
                 serving_models.prepare, "tiny", TRANSLATOR, self.root, texts, self.options.quick
             )

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import serving_models
 import serving_report
-from measure import command_line, hardware, isolated, versions
-from serving_offline import read_captions
+from measure import command_line, hardware, isolated, read_texts, versions
 from serving_parts import MODELS, PARTS, Run
 
 HERE = Path(__file__).parent
@@ -94,7 +93,7 @@ def parse(arguments):
 
 def measure(options, part: str, model: str) -> dict:
     run = Run(
-        options.root, read_captions(options.captions, options.sentences), options.seconds,
+        options.root, read_texts(options.captions, options.sentences), options.seconds,
         options.repeats, options.minutes, options.servers,
     )  # fmt: skip
     print(f"{datetime.datetime.now():%H:%M:%S}  {part} {model}", file=sys.stderr)

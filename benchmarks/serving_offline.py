@@ -5,7 +5,6 @@ texts to texts. After a round that warms them up and another, the best two of ea
 turns."""
 
 import asyncio
-import gzip
 import importlib.util
 import json
 import math
@@ -236,12 +235,6 @@ def offline(run, model: str, beams: int = 1) -> dict:
     the runtime, `None` for texts. `run` has the captions and the number of rounds.
     """
     return {dtype: compare(run, model, dtype, beams) for dtype in DTYPES}
-
-
-def read_captions(path: Path, count: int) -> list[str]:
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8") as lines:
-        return [line.strip() for line in lines if line.strip()][:count]
 
 
 def token_ids(export: Path, texts: list[str]) -> list[list[int]]:

@@ -25,7 +25,7 @@ from .inference.logits import row_seeds
 from .inference.options import Options, special_token
 from .runtime import Runtime
 from .specs.alignment import ROLE as ALIGNMENT
-from .text.checks import check_texts, check_unicode, tokenizer_errors, with_names
+from .text.checks import TokenizerErrors, check_texts, check_unicode, with_names
 from .text.detokenizer import Detokenizer, TokenNames
 from .text.languages import Choice, read_languages, sentence_languages
 from .text.placeholders import Keep
@@ -449,7 +449,7 @@ class TextRuntime:
     def decode(self, rows: list[list[int]], skip_special_tokens: bool = True) -> list[str]:
         """Return the text of each row of token ids, the same as `AutoTokenizer.batch_decode`.
         `skip_special_tokens` leaves out tokens such as the end token."""
-        with tokenizer_errors(self.path):
+        with TokenizerErrors(self.path):
             texts = self.tokenizer.decode_batch(rows, skip_special_tokens=skip_special_tokens)
         return [clean_up(text) for text in texts] if self.tokenizer_settings.cleans_up else texts
 
@@ -464,7 +464,7 @@ class TextRuntime:
         for text, name in with_names(texts):
             check_unicode(text, name)
         selected = tokenizer or self.tokenizer
-        with self.lock if self.may_cut else contextlib.nullcontext(), tokenizer_errors(self.path):
+        with self.lock if self.may_cut else contextlib.nullcontext(), TokenizerErrors(self.path):
             if len(texts) == 1:  # without the threads of a batch
                 return [selected.encode(texts[0], add_special_tokens=special_tokens)]
             return selected.encode_batch(texts, add_special_tokens=special_tokens)

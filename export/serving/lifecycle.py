@@ -1,7 +1,6 @@
 """The stages of a server, which decide whether it accepts requests."""
 
-import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass
@@ -11,15 +10,13 @@ class Lifecycle:
     `loading` ends when all models are loaded and those that generate have run once. `leaving`
     begins with the first signal: load balancers see it and stop sending requests. While `draining`,
     the server finishes the running requests and rejects new ones. `silent` is True while the
-    process of the workers does not answer. `changed` is set when a connection is opened, and when a
-    model was loaded or unloaded.
+    process of the workers does not answer.
     """
 
     loading: bool = False
     leaving: bool = False
     draining: bool = False
     silent: bool = False
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def status(self) -> str:

@@ -2,7 +2,6 @@
 server."""
 
 import base64
-import dataclasses
 import hashlib
 import re
 from collections.abc import AsyncGenerator
@@ -18,8 +17,8 @@ from ..engine.inputs import Generated, GenerationInput
 from ..errors import RequestError
 from ..heads import IMAGE, find_task
 from ..specs.alignment import ROLE as ALIGNMENT
-from ..text.tasks.alignment import Aligning, shifted
-from ..text.tasks.translation import Plan, Splitting, join_parts, join_results
+from ..text.tasks.alignment import Aligning
+from ..text.tasks.translation import Plan, TextOptions, join_parts, join_results
 from .models import Ability, ServedModel
 from .protocols.protocol import Protocol, choose_model, name_in_path, served_models
 from .streams import EventStream, event
@@ -153,12 +152,12 @@ async def translation(model: ServedModel, body: PageRequest) -> AsyncGenerator[F
     text = direction.add_word(body.text)
     options = {"num_beams": 1, "do_sample": False}
     languages = direction.src_lang, direction.tgt_lang
+    text_options = TextOptions(keep=False, aligning=Aligning(ALIGNMENT in model.info.specs))
     plan, inputs = await call_off_loop(
-        len(text), plan_inputs, model, [text], Splitting(keep=False), *languages, options
+        len(text), plan_inputs, model, [text], text_options, *languages, options
     )
-    if ALIGNMENT not in model.info.specs:
+    if not plan.aligning.return_alignments:
         return as_fields(sentences(model, plan, inputs, []))
-    inputs = [dataclasses.replace(row, is_aligned=True) for row in inputs]
     return aligned_sentences(model, plan, inputs, len(text) - len(body.text))
 
 
@@ -178,8 +177,8 @@ async def aligned_sentences(
         async for fields in pieces:
             yield fields
     rows = [row.source or [] for row in inputs]
-    [translated] = join_results(model.runtime, plan, rows, results, Aligning(True))
-    yield {"alignments": shifted(translated.alignments, -added, 0)}
+    [translated] = join_results(model.runtime, plan, rows, results)
+    yield {"alignments": translated.without_prefix(added).alignments}
 
 
 async def sentences(

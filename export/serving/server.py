@@ -108,7 +108,7 @@ class Server:
             self.most_connections(),
             settings.header_timeout,
             settings.timeout,
-            self.service.lifecycle.changed.set,
+            self.service.changed.set,
         )
         self.uvicorn = UvicornServer(self.config())
         self.stopping = asyncio.Event()

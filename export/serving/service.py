@@ -238,6 +238,8 @@ class Service:
             share_heap()  # before there are threads
         self.log = Log(settings.log_level)
         self.lifecycle = Lifecycle(loading=True)
+        # set when a connection is opened, and when a model was loaded or unloaded
+        self.changed = asyncio.Event()
         self.metrics = Metrics()
         self.models = ServedModels({}, settings.max_memory)
         app = create_app(self.models, protocols, settings, self.lifecycle, self.metrics)
@@ -291,7 +293,7 @@ class Service:
     def log_state(self, model: ServedModel, seconds: float) -> None:
         """Log that `model` was loaded or unloaded in `seconds`, or why not. At the start nothing is
         logged, because `start` says it."""
-        self.lifecycle.changed.set()
+        self.changed.set()
         if self.lifecycle.loading:
             return
         if model.problem:
@@ -344,12 +346,12 @@ class Service:
     async def watch_rest(self, sweep: Callable[[], bool]) -> None:
         """Check connections, the process and idle models twice a second. While none of them needs a
         check, wait until something changes."""
-        changed, is_idle = self.lifecycle.changed, False
+        is_idle = False
         while True:
             if is_idle:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), self.seconds_until_unload())
-            changed.clear()
+                    await asyncio.wait_for(self.changed.wait(), self.seconds_until_unload())
+            self.changed.clear()
             self.attempt(self.ask_process)
             await asyncio.sleep(INTERVAL)
             self.attempt(self.unload_idle)

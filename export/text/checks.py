@@ -1,8 +1,7 @@
 """Checks of texts, pairs of texts and options, and errors of tokenizers, which all tasks share."""
 
-import contextlib
 import reprlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,17 +133,20 @@ def check_flags(**values: object) -> None:
             raise UsageError(f"{name} is {value!r:.60}, expected True or False", name)
 
 
-@contextlib.contextmanager
-def tokenizer_errors(path: Path) -> Iterator[None]:
-    """Convert all errors of `tokenizers` in the block to TokenizerError. `path` is the tokenizer,
-    for the message.
+class TokenizerErrors:
+    """A context that converts all errors of `tokenizers` in its block to TokenizerError. `path` is
+    the tokenizer, for the message.
 
     A panic of its Rust code is not an `Exception`. It happens for regular expressions that never
-    end.
+    end. A block takes 0.5 µs; each generated token has two.
     """
-    try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise TokenizerError(f"the tokenizer of {path} failed: {error}") from None
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise TokenizerError(f"the tokenizer of {self.path} failed: {error}") from None

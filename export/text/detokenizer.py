@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from .checks import tokenizer_errors
+from .checks import TokenizerErrors
 
 # Later tokens can change an incomplete character and a run of single bytes.
 REPLACEMENT = "\ufffd"  # decoded in place of an incomplete character
@@ -25,7 +25,7 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, special_ids: Collection[int], path: Path):
         self.tokenizer = tokenizer
         self.special_ids = special_ids
-        self.path = path  # path of the tokenizer, for errors
+        self.errors = TokenizerErrors(path)
         self.tokens: list[int] = []
         self.num_context = 0  # the first `tokens`, whose text was returned; context of the others
         self.num_returned = 0  # number of characters of the text of `tokens` that were returned
@@ -59,7 +59,7 @@ class Detokenizer:
         return rest
 
     def decode(self, tokens: list[int]) -> str:
-        with tokenizer_errors(self.path):
+        with self.errors:
             return self.tokenizer.decode(tokens, skip_special_tokens=False)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ..inference.export_info import TOKENIZERS, ExportInfo
-from .checks import tokenizer_errors
+from .checks import TokenizerErrors
 from .tokenization_spaces import cleans_up
 
 NO_LIMIT = 10**9  # tokens; transformers writes 10**30 for a tokenizer without a limit
@@ -38,7 +38,7 @@ def read_tokenizer(info: ExportInfo, name: str = TOKENIZERS[0]) -> Tokenizer | N
     without the file. Raises TokenizerError if it is damaged, see also `ExportInfo.read`."""
     if (content := info.read(name)) is None:
         return None
-    with tokenizer_errors(info.directory / name):
+    with TokenizerErrors(info.directory / name):
         tokenizer = Tokenizer.from_buffer(content)
     tokenizer.no_padding()
     tokenizer.no_truncation()

@@ -34,7 +34,7 @@ from vanilla_transformer_export.text.languages import (
     model_languages,
     sentence_languages,
 )
-from vanilla_transformer_export.text.tasks.translation import Splitting, split_text
+from vanilla_transformer_export.text.tasks.translation import TextOptions, split_text
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
 SLOTS = 8
@@ -291,6 +291,8 @@ def test_alignments_of_html_and_without_a_graph_are_rejected(client, model):
     lacking.plan = dataclasses.replace(
         model.plan, info=dataclasses.replace(model.info, specs=specs)
     )
+    lacking.runtime = copy.copy(model.runtime)
+    lacking.runtime.info = lacking.info
     with serving(lacking) as url, httpx.Client(base_url=url) as other:
         message = error_message(other.post("/translate", json=body))
         check_message(message, seen="no alignment graph", expected="--target cpu")
@@ -533,8 +535,8 @@ def test_sentences_are_split_in_the_language_of_the_text(alone, monkeypatch):
             for part in segment.parts
         )
 
-    assert [count(Splitting(), name) for name in (None, "eng_Latn", "spa_Latn")] == [1, 1, 2]
-    assert count(Splitting(language="es"), "eng_Latn") == 2
+    assert [count(TextOptions(), name) for name in (None, "eng_Latn", "spa_Latn")] == [1, 1, 2]
+    assert count(TextOptions(language="es"), "eng_Latn") == 2
 
 
 def test_long_texts_are_split_in_the_language_of_the_text(load, monkeypatch):
@@ -549,12 +551,12 @@ def test_long_texts_are_split_in_the_language_of_the_text(load, monkeypatch):
         runtime, "sentence_languages", sentence_languages(runtime.info, runtime.languages)
     )
     texts, options = ["w1 Gov. W2 " * 900], {"max_new_tokens": 5}
-    plan, inputs = plan_inputs(served_model, texts, Splitting(), "spa_Latn", "eng_Latn", options)
+    plan, inputs = plan_inputs(served_model, texts, TextOptions(), "spa_Latn", "eng_Latn", options)
     assert len(plan.sentences) == len(inputs) == 901
     [checked] = {id(each.options): each.options for each in inputs}.values()
     assert (checked.max_new_tokens, checked.forced_bos_token_id) == (5, 40)
     with raises(TooLong, seen="characters"):
-        plan_inputs(served_model, texts, Splitting(), "eng_Latn", "spa_Latn", options)
+        plan_inputs(served_model, texts, TextOptions(), "eng_Latn", "spa_Latn", options)
 
 
 def test_configured_languages_must_be_supported_by_model(alone, monkeypatch):

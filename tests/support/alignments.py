@@ -4,7 +4,14 @@ translator from English to German."""
 import itertools
 from pathlib import Path
 
-CARD = Path(__file__).parents[2] / "model_cards" / "vanilla-seq2seq-tiny-multi30k-en-de"
+
+def card(pair):
+    """Return the directory of the card of a pair of languages, such as "en-de"."""
+    name = f"vanilla-seq2seq-tiny-multi30k-{pair}"
+    return Path(__file__).parents[2] / "model_cards" / name
+
+
+CARD = card("en-de")
 WHO = {"dog": "hund", "man": "mann", "woman": "frau", "girl": "mädchen", "boy": "junge"}
 WHAT = {"sitting": "sitzt", "sleeping": "schläft", "standing": "steht", "playing": "spielt"}
 WHERE = {"beach": "strand", "street": "straße", "bench": "bank", "grass": "gras", "snow": "schnee"}

@@ -1,4 +1,5 @@
-"""Generated HTML: elements around words of a sentence, and what a parser finds in it."""
+"""Generated HTML: elements around words of a sentence, its translation, and what a parser finds in
+it."""
 
 import random
 import re
@@ -6,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from html import escape, unescape
 from html.parser import HTMLParser
+
+from vanilla_transformer_export.text.markup import MarkedText
 
 WORDS = re.compile(r"\w+|[^\w\s]")
 NAMES = ("b", "i", "a", "em", "span")
@@ -16,7 +19,7 @@ class Pattern:
     """HTML of `text` with 1 to 4 elements, comments and void elements: nested, adjacent, empty, and
     with white space inside and outside."""
 
-    def __init__(self, text: str, rng: random.Random, words: re.Pattern = WORDS):
+    def __init__(self, text: str, rng: random.Random, words: re.Pattern):
         self.text = text
         self.rng = rng
         self.spans = [match.span() for match in words.finditer(text)]
@@ -60,6 +63,11 @@ class Pattern:
         end = self.spans[last][1]
         inside += self.until(end + (self.text[end : end + 1] == " " and self.rng.random() < 0.15))
         return f'{before}<{name} id="{number}">{inside}</{name}>'
+
+
+def join_parts(parts: Sequence[str | MarkedText], translate: Callable[[MarkedText], str]) -> str:
+    """Return `parts` as one text, with the result of `translate` for each that is marked."""
+    return "".join(part if isinstance(part, str) else translate(part) for part in parts)
 
 
 class Markup(HTMLParser):

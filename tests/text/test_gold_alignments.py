@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from alignments import CARD
+from alignments import card
 from gold import COUNT, PAIRS, captions, f1, gold_links, gold_parts, needs_captions
 
 from vanilla_transformer_export import TextRuntime, export
@@ -41,8 +41,7 @@ def test_heads_of_cards_find_the_words_that_belong_together(pair, tmp_path):
     sources, references = captions(pair)
     scores = {}
     for dtype in ("fp32", "int8"):
-        card = CARD.parent / f"vanilla-seq2seq-tiny-multi30k-{pair}"
-        export(card, tmp_path / dtype, target="cpu", dtype=dtype, cases=1)
+        export(card(pair), tmp_path / dtype, target="cpu", dtype=dtype, cases=1)
         runtime = TextRuntime(tmp_path / dtype)
         if dtype == "fp32":
             translated = runtime.generate(sources, return_alignments=True)

@@ -10,7 +10,7 @@ import pytest
 from html_documents import BROKEN, DOCUMENTS
 from hypothesis import given
 from hypothesis import strategies as st
-from patterns import Markup
+from patterns import Markup, join_parts
 
 from vanilla_transformer_export.text.alignments import Alignment, words
 from vanilla_transformer_export.text.markup import MarkedText, kept_texts
@@ -32,13 +32,11 @@ def permuted(text, order=None):
 
 
 def translate(parts, order=None):
-    results = []
-    for part in parts:
-        if isinstance(part, MarkedText):
-            alignment = permuted(part.text, order)
-            part = with_marks(part, alignment.text, [alignment])
-        results.append(part)
-    return "".join(results)
+    def translated(part):
+        alignment = permuted(part.text, order)
+        return with_marks(part, alignment.text, [alignment])
+
+    return join_parts(parts, translated)
 
 
 @pytest.mark.parametrize(
@@ -169,15 +167,13 @@ def markup_of(html):
 
 @given(st.one_of(DOCUMENTS, BROKEN), st.randoms(use_true_random=False))
 def test_no_tag_is_lost_or_changed(html, rng):
-    parts = html_texts(html)
-    changed = "".join(part if isinstance(part, str) else scrambled(part, rng) for part in parts)
+    changed = join_parts(html_texts(html), lambda part: scrambled(part, rng))
     assert markup_of(changed) == markup_of(html)
 
 
 @given(DOCUMENTS, st.randoms(use_true_random=False))
 def test_tags_keep_their_parents(html, rng):
-    parts = html_texts(html)
-    changed = "".join(part if isinstance(part, str) else scrambled(part, rng) for part in parts)
+    changed = join_parts(html_texts(html), lambda part: scrambled(part, rng))
     before, after = Markup(html), Markup(changed)
     assert after.is_nested == before.is_nested and after.tags == before.tags
 

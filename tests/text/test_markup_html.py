@@ -1,5 +1,6 @@
 """Tests of text in HTML: which text is translated, and that nothing else changes."""
 
+import itertools
 import time
 from html.parser import HTMLParser
 
@@ -7,6 +8,7 @@ import pytest
 from html_documents import BROKEN, DOCUMENTS
 from hypothesis import given
 from hypothesis import strategies as st
+from patterns import join_parts
 
 from vanilla_transformer_export.text.markup import MarkedText
 from vanilla_transformer_export.text.markup_html import html_texts
@@ -20,15 +22,17 @@ def texts(html):
     ]
 
 
-def replace(html, function, is_aligned=False):
+def replace(html, function):
     """Return `html` with the result of `function(number, text)` for each text."""
-    parts = html_texts(html, is_aligned)
-    number = 0
-    for place, part in enumerate(parts):
-        if isinstance(part, MarkedText):
-            parts[place] = with_marks(part, function(number, part.text), [])
-            number += 1
-    return "".join(parts)
+    numbers = itertools.count()
+    return join_parts(
+        html_texts(html, is_aligned=False),
+        lambda part: with_marks(part, function(next(numbers), part.text), []),
+    )
+
+
+def without_texts(html):
+    return join_parts(html_texts(html, is_aligned=False), lambda part: "")
 
 
 def uppercase(html):
@@ -116,10 +120,7 @@ def test_changed_text_keeps_markup(html):
     """The new text is found again, in the same places."""
     changed = replace(html, lambda number, _: f"<{number}> & é")
     assert texts(changed) == [f"<{number}> & é" for number in range(len(texts(html)))]
-    rest = [part for part in html_texts(html, False) if isinstance(part, str)]
-    assert "".join(part for part in html_texts(changed, False) if isinstance(part, str)) == "".join(
-        rest
-    )
+    assert without_texts(changed) == without_texts(html)
 
 
 class TextParser(HTMLParser):

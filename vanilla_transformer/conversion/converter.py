@@ -26,8 +26,8 @@ class Converter(Protocol):
     name of ours."""
 
     def to_vanilla_config(self, theirs: Theirs, names: TensorNames) -> Fields:
-        """Return the fields of our config, except labels and special tokens, which `planning`
-        converts.
+        """Return the fields of our config, except labels and special tokens, which
+        `plan_parts.common_fields` copies.
 
         `names` are those of the source's tensors, without `base_prefix`. Raises ValueError for a
         field that our config cannot represent.

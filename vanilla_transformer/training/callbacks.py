@@ -85,7 +85,7 @@ class Watch(TrainerCallback):
     """A callback that counts the tokens of a model for the log, and stops the run if a loss is not
     finite. The log has at least `MIN_LOGS` entries, also that of a short run.
 
-    It gets `tokens`, the source and target tokens without padding, or first tokens and
+    The log gets `tokens`, the source and target tokens without padding, or first tokens and
     patches, and `tokens_per_second`; both are sums over all processes. On GPUs of `PEAK` it gets
     `mfu`, the model FLOPs utilization: three times the matmuls of the forward pass, without
     attention, divided by the peak.

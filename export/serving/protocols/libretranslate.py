@@ -10,9 +10,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from ...errors import RequestError, nearest
 from ...text.languages import Direction, language_name
-from ...text.tasks.alignment import Aligning, shifted
+from ...text.tasks.alignment import Aligning
 from ...text.tasks.alignment import Translation as AlignedText
-from ...text.tasks.translation import HTML, Splitting
+from ...text.tasks.translation import HTML, TextOptions
 from ..models import Ability, ServedModel
 from ..translation.translator import call_off_loop, translate
 from .protocol import (
@@ -165,9 +165,11 @@ async def translate_texts(request: Request) -> JSONResponse:
     texts = [body.q] if isinstance(body.q, str) else body.q
     count = body.alternatives + 1
     markup = HTML if body.format == HTML else None
-    splitting = Splitting(True, body.copy_letterless, direction.source, markup, body.keep)
     aligning = Aligning(body.alignments)
-    translations = await translate_items(model, direction, texts, count, splitting, aligning)
+    text_options = TextOptions(
+        True, body.copy_letterless, direction.source, markup, body.keep, aligning
+    )
+    translations = await translate_items(model, direction, texts, count, text_options)
     return JSONResponse(response_fields(body, direction, translations), headers=warnings(body))
 
 
@@ -238,18 +240,18 @@ async def translate_items(
     direction: Direction,
     texts: list[str],
     count: int,
-    splitting: Splitting,
-    aligning: Aligning,
+    text_options: TextOptions,
 ) -> list[list[Any]]:
     """Return `count` translations of each text, best first. The only result of a blank text is that
     text.
 
     For `count` above 1, beam search has `count` beams, or the model's number of beams if that is
-    larger. `splitting` says how texts are split into sentences, and their markup. `direction` has
-    the source and target language. For `aligning` see `translate`.
+    larger. `text_options` say how texts are split into sentences, their markup, and what is
+    aligned. `direction` has the source and target language.
     """
+    has_alignments = text_options.aligning.return_alignments
     translations: list[list[Any]] = [
-        [AlignedText(text, [])] if aligning.return_alignments else [text] for text in texts
+        [AlignedText(text, [])] if has_alignments else [text] for text in texts
     ]
     indices = [index for index, text in enumerate(texts) if text.strip()]
     options: dict[str, Any] = {}
@@ -259,16 +261,13 @@ async def translate_items(
     if indices:
         inputs = [direction.add_word(texts[index]) for index in indices]
         translated = await translate(
-            model, inputs, direction.src_lang, direction.tgt_lang, splitting, aligning, **options
+            model, inputs, direction.src_lang, direction.tgt_lang, text_options, **options
         )
         for index, text, outputs in zip(indices, inputs, translated):
             translations[index] = outputs
-            if aligning.return_alignments:
+            if has_alignments:
                 added = len(text) - len(texts[index])  # a language word
-                translations[index] = [
-                    result._replace(alignments=shifted(result.alignments, -added, 0))
-                    for result in outputs
-                ]
+                translations[index] = [result.without_prefix(added) for result in outputs]
     return translations
 
 

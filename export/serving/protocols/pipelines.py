@@ -18,7 +18,7 @@ from ...shared.options import without_none
 from ...text.checks import check_flags, check_texts
 from ...text.tasks.alignment import Aligning, Translation
 from ...text.tasks.task import are_objects, pipeline_call, read_inputs
-from ...text.tasks.translation import Splitting
+from ...text.tasks.translation import TextOptions
 from ..models import Ability, ServedModel
 from ..streams import to_json
 from ..translation.translator import call_off_loop, check_characters, translate
@@ -212,11 +212,11 @@ async def generate_answers(
     check_texts(rows)
     task_options, options = generation_options(task, parameters)
     if task == "translation":
-        splitting = Splitting(copy_letterless=task_options.pop("copy_letterless"))
-        aligning = Aligning(*(task_options.pop(name) for name in Aligning._fields))
-        results = await translate(
-            model, rows, splitting=splitting, aligning=aligning, **task_options, **options
+        text_options = TextOptions(
+            copy_letterless=task_options.pop("copy_letterless"),
+            aligning=Aligning(*(task_options.pop(name) for name in Aligning._fields)),
         )
+        results = await translate(model, rows, text_options=text_options, **task_options, **options)
     else:
         results = await continue_texts(model, rows, task_options, options)
     if task_options.get("return_full_text"):

@@ -15,7 +15,7 @@ from ... import __version__
 from ...engine.encoder import MAX_CALLS, max_row_length
 from ...errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError
 from ...heads import CLASSIFY, CLASSIFY_IMAGES, MAX_CHARACTERS
-from ...text.checks import Pair, tokenizer_errors
+from ...text.checks import Pair, TokenizerErrors
 from ...text.model_facts import model_facts
 from ...text.scores import identity, probability_function
 from ...text.sentence_modules import normalize, read_poolings
@@ -444,7 +444,7 @@ def check_dimensions(dimensions: int, width: int) -> None:
 def render_tokens(runtime: TextRuntime, texts: Sequence[str], body: TokenizeRequest) -> bytes:
     prompt = embedding.select_prompt(sentence_config(runtime.info), body.prompt_name, None)
     prompted = [prompt + text for text in texts]
-    with tokenizer_errors(runtime.path):
+    with TokenizerErrors(runtime.path):
         encodings = runtime.encode(prompted, special_tokens=body.add_special_tokens)
     return render_list(
         describe_tokens(encoding, text) for encoding, text in zip(encodings, prompted, strict=True)

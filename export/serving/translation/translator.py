@@ -9,8 +9,7 @@ from typing import Any
 from ...engine.inputs import Admission, GenerationInput
 from ...errors import TooLong
 from ...inference.options import Options
-from ...text.tasks.alignment import Aligning
-from ...text.tasks.translation import Plan, Splitting, join_results, make_plan, tokenize
+from ...text.tasks.translation import Plan, TextOptions, join_results, make_plan, tokenize
 from ..models import ServedModel
 
 MAX_INLINE_CHARACTERS = 1000  # about 1 ms of tokenization; longer work leaves the event loop
@@ -23,16 +22,15 @@ async def translate(
     texts: Sequence[str],
     src_lang: str | None = None,
     tgt_lang: str | None = None,
-    splitting: Splitting = Splitting(),  # noqa: B008, it cannot change
-    aligning: Aligning = Aligning(),  # noqa: B008
+    text_options: TextOptions = TextOptions(),  # noqa: B008, it cannot change
     **options: Any,
 ) -> list[list[Any]]:
     """Return `num_return_sequences` translations of each text, those of beam search best first.
 
     The first joins the first result of each sentence, as `TextRuntime.translate` does; the second
     joins the second results, and so on. `src_lang` and `tgt_lang` are the languages of a
-    multilingual model. `splitting` says how texts are split into sentences, and `aligning` what is
-    aligned: a translation may be a `Translation`. `options` are those of `Runtime.generate`.
+    multilingual model. `text_options` say how texts are split into sentences, and what is aligned:
+    a translation may be a `Translation`. `options` are those of `Runtime.generate`.
 
     Raises:
         UsageError: if an option or a language is invalid.
@@ -41,23 +39,17 @@ async def translate(
         RequestError: if the scheduler rejects the request.
     """
     assert model.scheduler is not None  # every model that translates has one
-    aligning.check(model.info)
-    splitting = splitting.for_aligning(aligning)
     size = sum(map(len, texts))
     plan, inputs = await call_off_loop(
-        size, plan_inputs, model, texts, splitting, src_lang, tgt_lang, options
+        size, plan_inputs, model, texts, text_options, src_lang, tgt_lang, options
     )
-    inputs = [
-        dataclasses.replace(row, is_aligned=aligning.is_needed or is_divided)
-        for row, is_divided in zip(inputs, plan.are_divided, strict=True)
-    ]
     answers = await model.scheduler.generate(inputs) if inputs else []
     num_results = options.get("num_return_sequences") or 1
     rows = [row.source or [] for row in inputs]
 
     def join() -> list[list[Any]]:
         columns = zip(*answers, strict=True) if answers else [()] * num_results
-        joined = [join_results(model.runtime, plan, rows, column, aligning) for column in columns]
+        joined = [join_results(model.runtime, plan, rows, column) for column in columns]
         return [list(group) for group in zip(*joined, strict=True)]
 
     return await call_off_loop(size, join)
@@ -79,7 +71,7 @@ async def call_off_loop(num_characters: int, function: Callable, *args: Any) -> 
 def plan_inputs(
     model: ServedModel,
     texts: Sequence[str],
-    splitting: Splitting,
+    text_options: TextOptions,
     src_lang: str | None,
     tgt_lang: str | None,
     options: dict[str, Any],
@@ -87,8 +79,9 @@ def plan_inputs(
     """Return the plan of the translation, and a generation input for each sentence that is not
     copied.
 
-    `splitting` says how `texts` are split into sentences. `src_lang` and `tgt_lang` are the
-    languages of a multilingual model, and `options` are generation options by name.
+    `text_options` say how `texts` are split into sentences, and what is aligned. `src_lang` and
+    `tgt_lang` are the languages of a multilingual model, and `options` are generation options by
+    name.
 
     Raises:
         UsageError: if an option or a language is invalid.
@@ -96,13 +89,14 @@ def plan_inputs(
         TooLong: if there are more than `MAX_SENTENCES`, or a sentence is too long for a slot.
     """
     options = {"num_return_sequences": 1, **options}
-    plan = make_plan(model.runtime, texts, splitting, src_lang, tgt_lang, options)
+    plan = make_plan(model.runtime, texts, text_options, src_lang, tgt_lang, options)
     check_sentences(plan.sentences, model.admission.slot_size.source)
     fitting = fit_slot(plan.options[0], model.admission)  # of all texts: they have one language
     rows = tokenize(model.runtime, plan)
     admit = model.admission.admit
     return plan, [
-        admit(row, fitting, place=place) for row, place in zip(rows, plan.places, strict=True)
+        dataclasses.replace(admit(row, fitting, place=place), is_aligned=is_aligned)
+        for row, place, is_aligned in zip(rows, plan.places, plan.are_aligned, strict=True)
     ]
 
 

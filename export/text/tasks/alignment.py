@@ -40,6 +40,14 @@ class Translation(NamedTuple):
     text: str
     alignments: list[tuple[Span, Span]]
 
+    def without_prefix(self, length: int) -> "Translation":
+        """Return this translation with spans in a source that lacks its first `length`
+        characters."""
+        pairs = [
+            ((start - length, end - length), target) for (start, end), target in self.alignments
+        ]
+        return self._replace(alignments=pairs)
+
 
 class Sentence(NamedTuple):
     """A sentence that the model translated.
@@ -111,16 +119,6 @@ def aligned_texts(
     return [
         moved(alignment, before, 0)
         for alignment, (*_, before) in zip(aligned, sentences, strict=True)
-    ]
-
-
-def shifted(
-    pairs: Sequence[tuple[Span, Span]], source: int, target: int
-) -> list[tuple[Span, Span]]:
-    """Return `pairs` of spans in texts that begin at the characters `source` and `target`."""
-    return [
-        ((one[0] + source, one[1] + source), (other[0] + target, other[1] + target))
-        for one, other in pairs
     ]
 
 

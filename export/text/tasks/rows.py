@@ -16,7 +16,7 @@ from ...inference.inputs import (
     num_positions,
     pad_sequences,
 )
-from ..checks import Pair, tokenizer_errors
+from ..checks import Pair, TokenizerErrors
 from ..text_model import TextModel
 
 MAX_WINDOWS = 2000  # of a text in a request
@@ -72,7 +72,7 @@ def encode_texts(
     `overflowing` has the others. There is one warning of texts that are truncated. Raises TooLong
     if `cut` rejects a text."""
     tokenizer = runtime.tokenizer
-    with runtime.lock, tokenizer_errors(runtime.path):
+    with runtime.lock, TokenizerErrors(runtime.path):
         if cut is not None and not cut.rejects:
             side = cut.side or runtime.tokenizer_settings.truncation_side
             tokenizer.enable_truncation(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from ...engine.inputs import Generated, check_options, with_targets
 from ...errors import UsageError
 from ...heads import TRANSLATE
+from ...inference.export_info import ExportInfo
 from ...inference.logits import row_seed, row_seeds
 from ...inference.options import Options, check_seeds, check_single
 from ..alignments import Alignment, diagonal_alignment, moved
@@ -21,12 +22,7 @@ from ..markup_html import html_texts
 from ..markup_places import with_marks
 from ..placeholders import Keep, keep_pattern
 from ..text_model import Translator
-from .alignment import (
-    Aligning,
-    Sentence,
-    Translation,
-    align_sentences,
-)
+from .alignment import Aligning, Sentence, Translation, align_sentences
 from .rows import check_row, require
 from .sentences import DEFAULT_LANGUAGE, WIDE_ENDS, has_letters, sentences_and_spaces
 
@@ -90,16 +86,14 @@ def translate(
             alignment graph.
     """
     options = check_single(options, "translate returns")
-    aligning = Aligning(return_alignments, replace_unknowns)
-    aligning.check(runtime.info)
-    splitting = Splitting(split, copy_letterless, None, markup, keep).for_aligning(aligning)
     require(runtime, TRANSLATE)
-    plan = make_plan(runtime, texts, splitting, src_lang, tgt_lang, options)
+    aligning = Aligning(return_alignments, replace_unknowns)
+    text_options = TextOptions(split, copy_letterless, None, markup, keep, aligning)
+    plan = make_plan(runtime, texts, text_options, src_lang, tgt_lang, options)
     check_seeds(seeds, len(texts), plan.options[0].seed)
     rows = tokenize(runtime, plan)
-    are_aligned = [aligning.is_needed or is_divided for is_divided in plan.are_divided]
-    results = translate_rows(runtime, plan, rows, are_aligned, seeds) if rows else []
-    return join_results(runtime, plan, rows, results, aligning)
+    results = translate_rows(runtime, plan, rows, seeds) if rows else []
+    return join_results(runtime, plan, rows, results)
 
 
 def join_results(
@@ -107,18 +101,18 @@ def join_results(
     plan: "Plan",
     rows: Sequence[Sequence[int]],
     results: Sequence[Generated],
-    aligning: Aligning,
 ) -> list[Any]:
     """Return the translation of each text of `plan`, from the token ids `rows` of its sentences and
-    their `results`. It is a text, or a `Translation` if `aligning` says so."""
-    translated = align_plan(runtime, plan, rows, results, aligning.replace_unknowns)
-    if aligning.return_alignments:
+    their `results`. It is a text, or a `Translation` if the plan returns alignments."""
+    translated = align_plan(runtime, plan, rows, results)
+    if plan.aligning.return_alignments:
         return plan.join_aligned(translated)
     return plan.join(translated)
 
 
-class Splitting(NamedTuple):
-    """The options of `translate` that decide which parts of a text the model translates.
+class TextOptions(NamedTuple):
+    """The options of `translate` that decide which parts of a text the model translates, and what
+    is aligned.
 
     `language` is the code of the language whose abbreviations are known, by default the language of
     the text.
@@ -129,21 +123,18 @@ class Splitting(NamedTuple):
     language: str | None = None
     markup: str | None = None
     keep: Keep = None
+    aligning: Aligning = Aligning()
 
-    def check(self) -> None:
-        """Raise UsageError for a value of another type, and for an unknown `markup`."""
+    def check(self, info: ExportInfo) -> None:
+        """Raise UsageError for a value of another type, for an unknown `markup`, and for marks with
+        alignments, and ValueError if an export cannot align words."""
+        self.aligning.check(info)
+        if self.aligning.return_alignments:
+            check_unmarked(markup=self.markup, keep=self.keep)
         check_flags(split=self.split, copy_letterless=self.copy_letterless)
         check_choice("markup", self.markup, (None, HTML))
 
-    def for_aligning(self, aligning: Aligning) -> "Splitting":
-        """Return these options, without marks if alignments are returned. Raises UsageError if
-        `markup` or `keep` is set then, because spans do not count marks."""
-        if not aligning.return_alignments:
-            return self
-        check_unmarked(markup=self.markup, keep=self.keep)
-        return self._replace(keep=False)
-
-    def in_language(self, runtime: Translator, src_lang: str | None) -> "Splitting":
+    def in_language(self, runtime: Translator, src_lang: str | None) -> "TextOptions":
         """Return these options with the language code of `src_lang`, unless a language is set.
 
         `src_lang` is a name of the model, None for its default source language.
@@ -213,11 +204,13 @@ class Plan:
 
     `segments` are those of each text, `languages` its source language, `None` for the default, and
     `options` its checked generation options. Texts with one target language share their options.
+    `aligning` says what alignments are used for, besides marks.
     """
 
     segments: list[list[Segment]]
     languages: Sequence[str | None]
     options: list[Options]
+    aligning: Aligning
 
     @property
     def parts(self) -> list[list[Part]]:
@@ -236,10 +229,12 @@ class Plan:
         return [(text, number) for text, count in enumerate(counts) for number in range(count)]
 
     @property
-    def are_divided(self) -> list[bool]:
-        """True for each of `sentences` in which a mark begins or ends."""
+    def are_aligned(self) -> list[bool]:
+        """True for each of `sentences` whose alignment is needed: a mark begins or ends in it, or
+        `aligning` needs those of all."""
         return [
-            marked is not None and marked.divides(part.start, part.start + part.length)
+            self.aligning.is_needed
+            or (marked is not None and marked.divides(part.start, part.start + part.length))
             for segments in self.segments
             for parts, marked in segments
             for part in parts
@@ -313,7 +308,7 @@ def join_sentences(
 def make_plan(
     runtime: Translator,
     texts: Sequence[str],
-    splitting: Splitting,
+    text_options: TextOptions,
     src_lang: Choice,
     tgt_lang: Choice,
     options: dict[str, Any],
@@ -324,11 +319,12 @@ def make_plan(
     are generation options by name.
 
     Raises:
-        UsageError: for an unknown language, and for an option or a value of `splitting` that is
+        UsageError: for an unknown language, and for an option or a value of `text_options` that is
             wrong, even if every sentence is copied.
-        ValueError: if a text is blank or begins with an unknown language word.
+        ValueError: if a text is blank or begins with an unknown language word, or the export cannot
+            align words.
     """
-    splitting.check()
+    text_options.check(runtime.info)
     checked = sentence_options(runtime, options)
     texts = check_texts(texts)
     runtime.languages.check_words(texts)
@@ -336,13 +332,15 @@ def make_plan(
         runtime.languages.ids("src_lang", src_lang, len(texts))
     targets = runtime.target_options(tgt_lang, len(texts), options)
     languages = src_lang if isinstance(src_lang, list | tuple) else [src_lang] * len(texts)
-    plain = map(unescape, texts) if splitting.markup else texts
-    kept = keep_pattern(runtime, plain, splitting.keep)
+    plain = map(unescape, texts) if text_options.markup else texts
+    keep = False if text_options.aligning.return_alignments else text_options.keep
+    kept = keep_pattern(runtime, plain, keep)
     segments = [
-        split_text(runtime, text, splitting.in_language(runtime, name), kept)
+        split_text(runtime, text, text_options.in_language(runtime, name), kept)
         for text, name in zip(texts, languages, strict=True)
     ]
-    return Plan(segments, languages, with_targets(runtime.info, checked, targets))
+    all_options = with_targets(runtime.info, checked, targets)
+    return Plan(segments, languages, all_options, text_options.aligning)
 
 
 def sentence_options(runtime: Translator, options: dict[str, Any]) -> Options:
@@ -377,46 +375,48 @@ def tokenize(runtime: Translator, plan: Plan) -> list[list[int]]:
 
 
 def split_text(
-    runtime: Translator, text: str, splitting: Splitting, kept: re.Pattern | None = None
+    runtime: Translator, text: str, text_options: TextOptions, kept: re.Pattern | None = None
 ) -> list[Segment]:
     """Return the segments of `text`, those of plain text or the texts between its marks. A language
     word at the start of the text, such as >>de<<, is repeated before each sentence that is
     translated.
 
-    `splitting` has the options: whether to split, what is copied, the language, and the markup.
+    `text_options` say whether to split, what is copied, the language, and the markup.
     Matches of `kept` stay unchanged.
     """
     word = text[: runtime.languages.word_end(text)]
     rest = text[len(word) :].lstrip() if word else text
     start = len(text) - len(rest)
-    prefix = f"{word} " if word and splitting.split and rest else text[:start]
-    if splitting.markup is not None:
+    prefix = f"{word} " if word and text_options.split and rest else text[:start]
+    if text_options.markup is not None:
         texts = html_texts(rest, runtime.aligns_markup, kept)
     elif kept is not None and kept.search(rest):
-        texts = kept_texts(rest, kept, splitting.split)
+        texts = kept_texts(rest, kept, text_options.split)
     else:
-        return [Segment(split_sentences(rest, splitting, prefix, start))]
+        return [Segment(split_sentences(rest, text_options, prefix, start))]
     return [
         Segment([Part(text, False, False, 0)])
         if isinstance(text, str)
-        else Segment(split_sentences(text.text, splitting, prefix), text)
+        else Segment(split_sentences(text.text, text_options, prefix), text)
         for text in texts
     ]
 
 
-def split_sentences(text: str, splitting: Splitting, prefix: str, start: int = 0) -> list[Part]:
+def split_sentences(
+    text: str, text_options: TextOptions, prefix: str, start: int = 0
+) -> list[Part]:
     """Return the sentences of `text` and the white space between them.
 
-    `splitting` says whether to split, what is copied, and the language. `prefix`, such as a
+    `text_options` say whether to split, what is copied, and the language. `prefix`, such as a
     language word, is repeated before each sentence that is translated. `start` is where `text`
     begins in the places of the parts.
     """
-    if not (splitting.split and text):
-        return [sentence_part(text, start, prefix, splitting)]
+    if not (text_options.split and text):
+        return [sentence_part(text, start, prefix, text_options)]
     parts = []
-    for part, is_sentence in sentences_and_spaces(text, splitting.language or DEFAULT_LANGUAGE):
+    for part, is_sentence in sentences_and_spaces(text, text_options.language or DEFAULT_LANGUAGE):
         parts.append(
-            sentence_part(part, start, prefix, splitting)
+            sentence_part(part, start, prefix, text_options)
             if is_sentence
             else Part(part, False, False, start)
         )
@@ -424,12 +424,12 @@ def split_sentences(text: str, splitting: Splitting, prefix: str, start: int = 0
     return parts
 
 
-def sentence_part(sentence: str, start: int, prefix: str, splitting: Splitting) -> Part:
+def sentence_part(sentence: str, start: int, prefix: str, text_options: TextOptions) -> Part:
     """Return the part of a plan for `sentence`, which begins at `start` of its text. A sentence
-    without letters is copied if `splitting` says so, else it is translated, with `prefix`, such as
-    a language word, before it.
+    without letters is copied if `text_options` say so, else it is translated, with `prefix`, such
+    as a language word, before it.
     """
-    if splitting.copy_letterless and not has_letters(sentence):
+    if text_options.copy_letterless and not has_letters(sentence):
         return Part(sentence, True, False, start)
     return Part(prefix + sentence, True, True, start, len(prefix))
 
@@ -438,11 +438,10 @@ def translate_rows(
     runtime: Translator,
     plan: Plan,
     rows: list[list[int]],
-    are_aligned: Sequence[bool],
     seeds: Sequence[int] | None = None,
 ) -> list[Generated]:
     """Return the result of each sentence of `plan`, whose token ids are `rows`, with its alignment
-    where `are_aligned` is true. Sentences of similar length run together.
+    where it is needed. Sentences of similar length run together.
 
     A sentence that was cut at the limit causes a warning. `seeds` has a seed for each text, from
     which those of its sentences are derived, by default from the seed of the options.
@@ -454,7 +453,7 @@ def translate_rows(
         seeds = [row_seed(seeds[text], number) for text, number in places]
     options = [plan.options[text] for text, _ in places]
     results = runtime.generate_rows(
-        rows, [[]] * len(rows), options, seeds=seeds, is_aligned=are_aligned
+        rows, [[]] * len(rows), options, seeds=seeds, is_aligned=plan.are_aligned
     )
     for sentence, result in zip(sentences, results, strict=True):
         if is_cut(result.tokens, plan.options[0]):
@@ -467,10 +466,9 @@ def align_plan(
     plan: Plan,
     rows: Sequence[Sequence[int]],
     results: Sequence[Generated],
-    replace_unknowns: bool = False,
 ) -> list[Translated]:
     """Return the translation of each sentence of `plan`, whose token ids are `rows`: a text, or an
-    `Alignment` if it is in `results`. For `replace_unknowns` see `align_sentences`."""
+    `Alignment` if it is in `results`."""
     texts = runtime.decode([result.tokens for result in results])
     are_aligned = [result.alignment is not None for result in results]
     if not any(are_aligned):
@@ -478,7 +476,7 @@ def align_plan(
     prefixes = [part.prefix for parts in plan.parts for part in parts if part.is_translated]
     columns = zip(plan.sentences, rows, results, prefixes, strict=True)
     sentences = [Sentence(*column) for column in compress(columns, are_aligned)]
-    aligned = iter(align_sentences(runtime, sentences, replace_unknowns))
+    aligned = iter(align_sentences(runtime, sentences, plan.aligning.replace_unknowns))
     return [next(aligned) if has else text for text, has in zip(texts, are_aligned)]
 
 

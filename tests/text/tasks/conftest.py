@@ -1,8 +1,10 @@
-"""Fixtures: exports of heads, and a translator."""
+"""Fixtures: exports of heads, translators of the cards, and one of made-up words."""
 
 import dataclasses
+import functools
 
 import pytest
+from alignments import card
 from checkpoints import EOS, copy_folder, list_file
 from heads import HEADS, save_head, tokenizer_for
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -27,6 +29,19 @@ def made(tmp_path_factory):
             export(checkpoint, folder / "export", cases=1, **settings)
             result[key] = checkpoint, TextRuntime(folder / "export", threads=1)
         return result[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def shipped(tmp_path_factory):
+    """A pair of languages -> a runtime of the export of its card for the target `cpu`."""
+
+    @functools.cache
+    def make(pair):
+        directory = tmp_path_factory.mktemp(pair) / "export"
+        export(card(pair), directory, target="cpu", cases=1)
+        return TextRuntime(directory)
 
     return make
 

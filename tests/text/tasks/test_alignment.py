@@ -28,11 +28,9 @@ def parallel_text(tmp_path_factory, plain):
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory):
+def plain(shipped):
     """An export with the default heads."""
-    directory = tmp_path_factory.mktemp("plain") / "export"
-    export(CARD, directory, target="cpu", cases=1)
-    return TextRuntime(directory)
+    return shipped("en-de")
 
 
 @pytest.fixture(scope="module")

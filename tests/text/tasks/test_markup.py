@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from alignments import CARD, SENTENCES
-from gold import captions, gold_links, needs_captions
+from gold import PAIRS, captions, gold_links, needs_captions
 from messages import raises
-from patterns import Markup, Pattern
+from patterns import WORDS, Markup, Pattern, join_parts
 
 from vanilla_transformer_export import TextRuntime, export
 from vanilla_transformer_export.cli.main import main
@@ -26,25 +26,13 @@ from vanilla_transformer_export.text.placeholders import keep_pattern
 
 GREEDY = dict(num_beams=1)
 FRAGMENTS = Path(__file__).parents[2] / "support/apache2_doc.html"
-MOSES_TOKENS = re.compile(r"\S+")  # the words of French captions
+WORDS_OF = {"en-de": WORDS, "en-fr": re.compile(r"\S+")}  # French captions are tokenized
 CODE = re.compile(r"<(code|var|kbd|samp)\b.*?</\1>", re.DOTALL)
 
 
-@pytest.fixture(scope="module")
-def translators(tmp_path_factory):
-    """The exports of both cards by their pair of languages."""
-    runtimes = {}
-    for pair in ("en-de", "en-fr"):
-        directory = tmp_path_factory.mktemp(pair) / "export"
-        name = f"vanilla-seq2seq-tiny-multi30k-{pair}"
-        export(CARD.parent / name, directory, target="cpu", cases=1)
-        runtimes[pair] = TextRuntime(directory)
-    return runtimes
-
-
-@pytest.fixture(scope="module")
-def german(translators):
-    return translators["en-de"]
+@pytest.fixture
+def german(shipped):
+    return shipped("en-de")
 
 
 @pytest.fixture(scope="module")
@@ -74,15 +62,12 @@ def patterns(sources, count, seed, tokens):
     return made
 
 
-WORDS_OF = {"en-de": re.compile(r"\w+|[^\w\s]"), "en-fr": MOSES_TOKENS}
-
-
-@pytest.mark.parametrize("pair", ["en-de", "en-fr"])
-def test_patterns_keep_tags_parents_and_the_text_of_the_translation(translators, pair):
+@pytest.mark.parametrize("pair", PAIRS)
+def test_patterns_keep_tags_parents_and_the_text_of_the_translation(shipped, pair):
     sources = sentences_of(pair)
-    translated = translators[pair].translate(sources, **GREEDY)
+    translated = shipped(pair).translate(sources, **GREEDY)
     cases = patterns(sources, 400, 5, WORDS_OF[pair])
-    results = translators[pair].translate([html for _, html in cases], markup="html", **GREEDY)
+    results = shipped(pair).translate([html for _, html in cases], markup="html", **GREEDY)
     for (number, html), result in zip(cases, results, strict=True):
         before, after = Markup(html), Markup(result)
         assert after.is_nested and after.tags == before.tags
@@ -91,19 +76,18 @@ def test_patterns_keep_tags_parents_and_the_text_of_the_translation(translators,
 
 @needs_captions
 @pytest.mark.slow
-@pytest.mark.parametrize("pair", ["en-de", "en-fr"])
-def test_elements_are_around_the_words_of_gold_links(translators, pair):
+@pytest.mark.parametrize("pair", PAIRS)
+def test_elements_are_around_the_words_of_gold_links(shipped, pair):
     """Gold links are those of eflomal, see gold_alignments.txt."""
     sources, _ = captions(pair)
-    aligned = translators[pair].generate(sources, return_alignments=True)
+    aligned = shipped(pair).generate(sources, return_alignments=True)
     gold = gold_links(pair, [alignment.text for alignment in aligned])
     both = num_found = num_gold = num_linked = 0
     for number, html in patterns(sources, 4000, 5, WORDS_OF[pair]):
         links = gold[number] or set()
         alignment = aligned[number]
-        result = "".join(
-            part if isinstance(part, str) else with_marks(part, alignment.text, [alignment])
-            for part in html_texts(html)
+        result = join_parts(
+            html_texts(html), lambda part, one=alignment: with_marks(part, one.text, [one])
         )
         before, after = Markup(html), Markup(result)
         assert after.is_nested and after.tags == before.tags and after.text == alignment.text
