@@ -41,7 +41,7 @@ from .text.tasks import (
     tagging,
     translation,
 )
-from .text.tasks.alignment import Aligning, aligned_texts
+from .text.tasks.alignment import Aligning, decode_texts, plain_text
 from .text.tokenization_spaces import CleaningDetokenizer, clean_up
 from .text.tokenizer_settings import (
     TokenizerSettings,
@@ -162,20 +162,19 @@ class TextRuntime:
                 another length, or too many tokens. With `return_alignments`,
                 `replace_unknowns` or `keep` also for an export without an alignment graph.
         """
-        if keep is not None and keep is not False:
-            translation.check_unmarked(keep=keep if return_alignments else None)
-            arguments = (target_prefix, src_lang, tgt_lang, seeds, True, replace_unknowns)
-            return translation.generate_marked(self, texts, keep, *arguments, **options)
         aligning = Aligning(return_alignments, replace_unknowns)
         aligning.check(self.info)
-        rows, checked = self.checked_rows(texts, src_lang, tgt_lang, options, seeds)
-        prefixes = self.prefixes(target_prefix, len(rows))
-        results = self.generate_rows(
-            rows, prefixes, checked, seeds=seeds, is_aligned=aligning.is_needed
-        )
         if return_alignments:
-            return aligned_texts(self, texts, rows, results, replace_unknowns)
-        return self.result_texts(texts, rows, results, replace_unknowns)
+            translation.check_unmarked(keep=keep)
+        lines = translation.marked_lines(self, texts, keep)
+        # a line of placeholders only is generated for nothing
+        sources = [line.text or line.raw for line in lines]
+        rows, checked = self.checked_rows(sources, src_lang, tgt_lang, options, seeds)
+        prefixes = self.prefixes(target_prefix, len(rows))
+        are_aligned = [aligning.is_needed or bool(line.marks) for line in lines]
+        results = self.generate_rows(rows, prefixes, checked, seeds=seeds, is_aligned=are_aligned)
+        translated = decode_texts(self, sources, rows, results, replace_unknowns)
+        return translated if return_alignments else translation.join_lines(lines, translated)
 
     def generate_with_scores(
         self,
@@ -207,11 +206,9 @@ class TextRuntime:
         results: Sequence[Generated],
         replace_unknowns: bool,
     ) -> list[str]:
-        """Return the texts of `results`. The other arguments are those of `aligned_texts`, which
-        replaces unknown words."""
-        if not replace_unknowns:
-            return self.decode([result.tokens for result in results])
-        return [aligned.text for aligned in aligned_texts(self, texts, rows, results, True)]
+        """Return the texts of `results`. The other arguments are those of `decode_texts`."""
+        translated = decode_texts(self, texts, rows, results, replace_unknowns)
+        return [*map(plain_text, translated)]
 
     def checked_rows(
         self,

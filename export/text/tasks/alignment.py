@@ -1,7 +1,7 @@
 """Word alignments of generated texts: which words of a source each word came from."""
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, compress
 from typing import Any, NamedTuple
 
 from ...engine.inputs import Generated
@@ -47,6 +47,13 @@ class Translation(NamedTuple):
             ((start - length, end - length), target) for (start, end), target in self.alignments
         ]
         return self._replace(alignments=pairs)
+
+
+Translated = str | Alignment  # a translation, with its alignment if there is a use for it
+
+
+def plain_text(translated: Translated) -> str:
+    return translated if isinstance(translated, str) else translated.text
 
 
 class Sentence(NamedTuple):
@@ -97,17 +104,27 @@ def align_sentences(
     return results
 
 
-def aligned_texts(
+def decode_sentences(
+    runtime: Translator, sentences: Sequence[Sentence], replace_unknowns: bool = False
+) -> list[Translated]:
+    """Return the translation of each sentence: an `Alignment` if its result has one, else a text.
+    For `replace_unknowns` see `align_sentences`."""
+    texts = runtime.decode([sentence.result.tokens for sentence in sentences])
+    are_aligned = [sentence.result.alignment is not None for sentence in sentences]
+    aligned = iter(align_sentences(runtime, [*compress(sentences, are_aligned)], replace_unknowns))
+    return [next(aligned) if has else text for text, has in zip(texts, are_aligned)]
+
+
+def decode_texts(
     runtime: Translator,
     texts: Sequence[str],
     rows: Sequence[Sequence[int]],
     results: Sequence[Generated],
     replace_unknowns: bool = False,
-) -> list[Alignment]:
-    """Return the translation of each of `texts`, whose token ids are `rows`, with its alignment.
+) -> list[Translated]:
+    """Return the translations of `texts`, whose token ids are `rows`, as `decode_sentences` does.
 
-    `results` are N for each text. A language word at the start of a text is not aligned. For
-    `replace_unknowns` see `align_sentences`.
+    `results` are N for each text. A language word at the start of a text is not aligned.
     """
     copies = len(results) // len(texts)
     sentences = [
@@ -115,10 +132,11 @@ def aligned_texts(
         for number, (text, row) in enumerate(zip(texts, rows, strict=True))
         for copy in range(copies)
     ]
-    aligned = align_sentences(runtime, sentences, replace_unknowns)
     return [
-        moved(alignment, before, 0)
-        for alignment, (*_, before) in zip(aligned, sentences, strict=True)
+        moved(result, prefix, 0) if isinstance(result, Alignment) else result
+        for result, (*_, prefix) in zip(
+            decode_sentences(runtime, sentences, replace_unknowns), sentences, strict=True
+        )
     ]
 
 

@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import unescape
-from itertools import chain, compress
 from typing import Any, NamedTuple
 
 from ...engine.inputs import Generated, check_options, with_targets
@@ -22,7 +21,7 @@ from ..markup_html import html_texts
 from ..markup_places import with_marks
 from ..placeholders import Keep, keep_pattern
 from ..text_model import Translator
-from .alignment import Aligning, Sentence, Translation, align_sentences
+from .alignment import Aligning, Sentence, Translated, Translation, decode_sentences, plain_text
 from .rows import check_row, require
 from .sentences import DEFAULT_LANGUAGE, WIDE_ENDS, has_letters, sentences_and_spaces
 
@@ -104,10 +103,11 @@ def join_results(
 ) -> list[Any]:
     """Return the translation of each text of `plan`, from the token ids `rows` of its sentences and
     their `results`. It is a text, or a `Translation` if the plan returns alignments."""
-    translated = align_plan(runtime, plan, rows, results)
-    if plan.aligning.return_alignments:
-        return plan.join_aligned(translated)
-    return plan.join(translated)
+    columns = zip(plan.sentences, rows, results, plan.prefixes, strict=True)
+    sentences = [Sentence(*column) for column in columns]
+    translated = decode_sentences(runtime, sentences, plan.aligning.replace_unknowns)
+    join = plan.join_aligned if plan.aligning.return_alignments else plan.join
+    return join(translated)
 
 
 class TextOptions(NamedTuple):
@@ -152,20 +152,28 @@ def check_unmarked(**options: Any) -> None:
             )
 
 
-def generate_marked(
-    runtime: Any, texts: list[str], keep: Keep, *arguments: Any, **options: Any
-) -> list[str]:
-    """Return what `TextRuntime.generate` returns for `texts` with `keep`. The other arguments are
-    those of its call after `texts`, with alignments."""
-    kept = keep_pattern(runtime, check_texts(texts), keep)
-    marked = [kept_line(text, kept) for text in texts]
-    # a text of placeholders only is generated for nothing
-    sources = [text.text or text.raw for text in marked]
-    aligned = runtime.generate(sources, *arguments, **options)
-    copies = len(aligned) // len(texts)
+def marked_lines(runtime: Translator, texts: Sequence[str], keep: Keep) -> list[MarkedText]:
+    """Return each of `texts` with what `keep` keeps as marks. None and False keep nothing.
+
+    Raises UsageError and ValueError as `keep_pattern` does.
+    """
+    texts = check_texts(texts)
+    if keep is None or keep is False:
+        return [MarkedText(text, [], text) for text in texts]
+    kept = keep_pattern(runtime, texts, keep)
+    return [kept_line(text, kept) for text in texts]
+
+
+def join_lines(lines: Sequence[MarkedText], translated: Sequence[Translated]) -> list[str]:
+    """Return `translated`, N translations of each of `lines`, with the marks of the lines. They
+    are aligned if their line has marks."""
+    copies = len(translated) // len(lines)
+    of_each = [line for line in lines for _ in range(copies)]
     return [
-        with_marks(text, alignment.text, [alignment]) if text.text else text.raw
-        for text, alignment in zip(chain.from_iterable([line] * copies for line in marked), aligned)
+        with_marks(line, plain_text(result), [result] if isinstance(result, Alignment) else [])
+        if line.text
+        else line.raw
+        for line, result in zip(of_each, translated, strict=True)
     ]
 
 
@@ -186,9 +194,6 @@ class Part(NamedTuple):
     def length(self) -> int:
         """Number of characters without the language word."""
         return len(self.text) - self.prefix
-
-
-Translated = str | Alignment  # a translated sentence, aligned if marks divide it
 
 
 class Segment(NamedTuple):
@@ -221,6 +226,11 @@ class Plan:
     def sentences(self) -> list[str]:
         """The sentences to translate, of all texts in order."""
         return [part.text for parts in self.parts for part in parts if part.is_translated]
+
+    @property
+    def prefixes(self) -> list[int]:
+        """The number of characters before each of `sentences`, those of a language word."""
+        return [part.prefix for parts in self.parts for part in parts if part.is_translated]
 
     @property
     def places(self) -> list[tuple[int, int]]:
@@ -278,10 +288,6 @@ def translated_parts(
     """Return the translation of each of `parts`. Those of sentences are the next of
     `translated`."""
     return (next(translated) if part.is_translated else part.text for part in parts)
-
-
-def plain_text(translated: Translated) -> str:
-    return translated if isinstance(translated, str) else translated.text
 
 
 def join_sentences(
@@ -459,25 +465,6 @@ def translate_rows(
         if is_cut(result.tokens, plan.options[0]):
             warn_of_cut(sentence, plan.options[0].max_new_tokens)
     return results
-
-
-def align_plan(
-    runtime: Translator,
-    plan: Plan,
-    rows: Sequence[Sequence[int]],
-    results: Sequence[Generated],
-) -> list[Translated]:
-    """Return the translation of each sentence of `plan`, whose token ids are `rows`: a text, or an
-    `Alignment` if it is in `results`."""
-    texts = runtime.decode([result.tokens for result in results])
-    are_aligned = [result.alignment is not None for result in results]
-    if not any(are_aligned):
-        return [*texts]
-    prefixes = [part.prefix for parts in plan.parts for part in parts if part.is_translated]
-    columns = zip(plan.sentences, rows, results, prefixes, strict=True)
-    sentences = [Sentence(*column) for column in compress(columns, are_aligned)]
-    aligned = iter(align_sentences(runtime, sentences, plan.aligning.replace_unknowns))
-    return [next(aligned) if has else text for text, has in zip(texts, are_aligned)]
 
 
 def warn_of_cut(sentence: str, limit: int) -> None:
