@@ -21,6 +21,7 @@ from ...specs.graph_spec import GraphSpec, TensorSpec
 from ...specs.sequences import sequence_specs
 
 STEP_FILE = "onnx/decoder_step_model.onnx"
+CANDIDATES_FILE = "onnx/decoder_candidates_model.onnx"
 
 
 def graph_specs(config: dict, architecture: str) -> dict[str, GraphSpec]:
@@ -28,9 +29,23 @@ def graph_specs(config: dict, architecture: str) -> dict[str, GraphSpec]:
     if step_role(config, architecture) == "step":
         specs = specs | {"step": step_spec(config)}
     if specs.keys() >= {"encoder", "decoder"}:
-        source = cache_tensors(specs["decoder"], is_source=True)
+        decoder = specs["decoder"]
+        source = cache_tensors(decoder, is_source=True)
+        specs = specs | {"candidates": candidates_spec(decoder)}
         specs = specs | {ROLE: alignment_spec(config, source)}
     return specs
+
+
+def candidates_spec(decoder: GraphSpec) -> GraphSpec:
+    """Return the spec of the step of beam search that returns the best tokens of each row in place
+    of the logits of `decoder`."""
+    best = (
+        TensorSpec("log_p", "float32", ("rows", "count")),
+        TensorSpec("tokens", "int64", ("rows", "count")),
+    )
+    count = TensorSpec("count", "int64", (1,))
+    _, *present = decoder.outputs
+    return GraphSpec(CANDIDATES_FILE, (*decoder.inputs, count), (*best, *present))
 
 
 def step_role(config: dict, architecture: str) -> str | None:
