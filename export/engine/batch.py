@@ -26,6 +26,9 @@ from .search import StepLogits
 # Finished inputs leave rows that started together once they are this share of them and have so many
 # rows: each time costs as much as a fraction of a step, of small models as much as a step.
 MIN_SHARE, MIN_ROWS = 1 / 8, 4
+# Rows of beams from which on the graph that returns their best tokens is opened. With fewer rows,
+# its copy of the weights takes more memory than the logits of a step.
+MIN_CANDIDATE_ROWS = 160
 
 
 class GenerationBatch:
@@ -193,7 +196,8 @@ class GenerationBatch:
     def prefill(self, request: GenerationRequest) -> np.ndarray:
         """Open rows for `request` and return the logits (B, V) after its prompts, or log p (B, C)
         of their best tokens."""
-        if request.candidates:
+        rows = len(request.input_ids) * request.options.rows_per_input
+        if request.candidates and rows >= MIN_CANDIDATE_ROWS:
             self.model.open_candidates()
         self.rows = self.factory.open(request)
         try:

@@ -13,27 +13,43 @@ Beside `encoder` and `decoder`, a seq2seq model has the graph `step`, a decode s
 batching. Its rows differ in length, and each has its own source in a cache of `max_source`
 positions. `last_source_position` is the position of the last source token of each row,
 `total_source_length` the longest source. The graph `alignment` is that of all targets.
+
+The graph `candidates` of small seq2seq models is `decoder` with the `count` best `tokens` of each
+row and their `log_p` in place of the logits.
 """
 
-from ...specs.alignment import ROLE, alignment_spec
+from ...specs.alignment import ROLE as ALIGNMENT
+from ...specs.alignment import alignment_spec
 from ...specs.caches import NAMES, cache_specs, cache_tensors, fixed_cache_specs
 from ...specs.graph_spec import GraphSpec, TensorSpec
 from ...specs.sequences import sequence_specs
 
 STEP_FILE = "onnx/decoder_step_model.onnx"
 CANDIDATES_FILE = "onnx/decoder_candidates_model.onnx"
+# Bytes of the projection to the vocabulary up to which an export has the graph `candidates`, which
+# reads them again for each block of rows. A larger projection loses more time than the logits, which
+# stay in the cache of a core, save.
+MAX_PROJECTION_BYTES = 2**22
 
 
-def graph_specs(config: dict, architecture: str) -> dict[str, GraphSpec]:
+def graph_specs(config: dict, architecture: str, dtype: str) -> dict[str, GraphSpec]:
     specs = sequence_specs(config, architecture) or decoder_specs(config)
     if step_role(config, architecture) == "step":
         specs = specs | {"step": step_spec(config)}
     if specs.keys() >= {"encoder", "decoder"}:
         decoder = specs["decoder"]
         source = cache_tensors(decoder, is_source=True)
-        specs = specs | {"candidates": candidates_spec(decoder)}
-        specs = specs | {ROLE: alignment_spec(config, source)}
+        if projection_bytes(config, dtype) <= MAX_PROJECTION_BYTES:
+            specs = specs | {"candidates": candidates_spec(decoder)}
+        specs = specs | {ALIGNMENT: alignment_spec(config, source)}
     return specs
+
+
+def projection_bytes(config: dict, dtype: str) -> int:
+    """Return the bytes of the projection to the vocabulary with weights of `dtype`, or up to twice
+    as many in int4."""
+    width = config.get("embedding_size") or config["hidden_size"]
+    return config["vocab_size"] * width * (4 if dtype == "fp32" else 1)
 
 
 def candidates_spec(decoder: GraphSpec) -> GraphSpec:
