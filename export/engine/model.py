@@ -230,13 +230,11 @@ class OnnxModel:
                 self.open([role])
         return self.loaded.sessions[role]
 
-    def open_candidates(self) -> bool:
-        """Open the graph that returns the best tokens of beams, which beam search then uses. Return
-        False if the export has none."""
-        if CANDIDATES not in self.info.specs:
-            return False
-        self.session(CANDIDATES)
-        return True
+    def open_candidates(self) -> None:
+        """Open the graph that returns the best tokens of beams, if the export has one. Beam search
+        then uses it."""
+        if CANDIDATES in self.info.specs:
+            self.session(CANDIDATES)
 
     def with_threads(self, threads: int) -> "OnnxModel":
         """Return a model of the same export whose graphs use this number of CPU `threads`, or this

@@ -220,7 +220,6 @@ GRAPH_FAULTS = {
         INT8_SEQ2SEQ, CANDIDATES, change_weight("layers.0.cross_attn.q_proj.weight.int8", negate)
     ),
     "log p of best tokens": (SEQ2SEQ, CANDIDATES, change_inner("LogSoftmax", "Softmax")),
-    "order of best tokens": (SEQ2SEQ, CANDIDATES, change_inner("ReduceMax", "ReduceMin")),
     "mask of an alignment": (SEQ2SEQ, ALIGNMENT, mask_of_ones("encoder_attention_mask")),
     "scale of an alignment": (SEQ2SEQ, ALIGNMENT, change_scale),
     "weight of an alignment in int8": (
