@@ -232,8 +232,11 @@ class OnnxModel:
 
     def open_candidates(self) -> None:
         """Open the graph that returns the best tokens of beams, if the export has one. Beam search
-        then uses it."""
-        if CANDIDATES in self.info.specs:
+        then uses it.
+
+        A batch that still runs when the model is closed goes on with logits.
+        """
+        if CANDIDATES in self.info.specs and not self.is_closed:
             self.session(CANDIDATES)
 
     def with_threads(self, threads: int) -> "OnnxModel":

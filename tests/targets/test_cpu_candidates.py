@@ -92,7 +92,7 @@ def test_row_that_is_not_finite_fails_and_others_do_not(number):
     states[row, 2] = number
     log_p, tokens = find_best(states, matrix, bias, 4)
     others = np.arange(2 * BLOCK) != row
-    assert np.isnan(log_p[row]).all() and 0 <= tokens.min() and tokens.max() < 48
+    assert np.isnan(log_p[row]).all() and tokens.min() >= 0 and tokens.max() < 48
     np.testing.assert_array_equal(log_p[others], expected[0][others])
     np.testing.assert_array_equal(tokens[others], expected[1][others])
     search = BeamSearch(2 * BLOCK, Options(num_beams=2))
@@ -114,13 +114,13 @@ def test_rows_have_the_same_bits_alone_and_together(dtype):
 
 @pytest.mark.parametrize("dtype, has_graph", [("fp32", False), ("int8", True)])
 def test_only_small_projections_have_the_graph(dtype, has_graph):
-    """A million weights more than fit in float32 fit in int8."""
+    """2 million weights fit in int8."""
     config = VanillaSeq2SeqConfig.preset("base", vocab_size=4000).to_dict()
     specs = get_target("cpu").graph_specs(config, ARCHITECTURE, dtype, "fp32")
     assert ("candidates" in specs) == has_graph
 
 
-# --------------------------------------------------------------------------------------- beam search
+# -------------------------------------------------------------------------------------- beam search
 
 
 def many_prompts():

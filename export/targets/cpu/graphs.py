@@ -128,16 +128,17 @@ def best_tokens_of_block(g: GraphContext, states: Value, count: Value) -> ir.Gra
     """Return the body of the loop of `best_tokens`, which appends the results of a block of
     `states` to those of the blocks before it."""
     op, name = Ops(g.op.dtype, g.op), "block"
-    number, goes_on, log_p, tokens = inputs = [
+    inputs = [
         Value(name=f"{name}.{place}", type=ir.TensorType(data_type(dtype)))
         for place, dtype in enumerate(("int64", "bool", "float32", "int64"))
     ]
+    number, goes_on, *before = inputs
     number.shape = goes_on.shape = ir.Shape([])
     start = op("Mul", number, [BLOCK])
     rows = op("Slice", states, start, op("Add", start, BLOCK), [0])
     best = top_tokens(op, logits(replace(g, op=op), rows), count, g.config.vocab_size)
     outputs = [op("Identity", goes_on)]
-    outputs += [op("Concat", *both, axis=0) for both in zip((log_p, tokens), best)]
+    outputs += [op("Concat", *both, axis=0) for both in zip(before, best)]
     name_values(name, op)
     for output, like in zip(outputs, inputs[1:]):
         output.type, output.shape = like.type, like.shape
