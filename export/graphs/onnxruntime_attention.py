@@ -169,8 +169,8 @@ def target_attention(g: GraphContext, positions: Value, biases: dict[str, Value]
     """
 
     def attend(layer: int, name: str, x: Value) -> Value:
-        states = split_projections(g, name, x, positions)
-        return fused_product(g, *states, biases[g.config.layer_type(name)])
+        query, keys, values = split_projections(g, name, x, positions)
+        return fused_product(g, query, keys, values, biases[g.config.layer_type(name)])
 
     return attend
 
