@@ -3,6 +3,8 @@ a sparse embedding and to its vector in a multi-vector embedding."""
 
 from typing import NamedTuple
 
+import numpy as np
+
 from ..shared.files import TOKEN_HEADS
 from .sentence_modules import Files, Step, file_tensors
 
@@ -18,7 +20,8 @@ class TokenHeads(NamedTuple):
 def read_token_heads(files: Files, hidden_size: int) -> TokenHeads:
     """Return the heads of an export, for states of `hidden_size` values.
 
-    Raises ValueError if a file is missing or no safetensors file, or has tensors of other shapes.
+    Raises ValueError if a file is missing or no safetensors file, or has tensors of other shapes or
+    values that are not finite.
     """
     sparse, multi_vector = (f"{head}.safetensors" for head in TOKEN_HEADS)
     return TokenHeads(
@@ -37,4 +40,6 @@ def linear(files: Files, name: str, in_features: int, out_features: int | None =
             f"{name} has a weight of {weight.shape} and a bias of {bias.shape}, expected "
             f"{expected} and {expected[:1]}"
         )
+    if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+        raise ValueError(f"{name} has values that are not finite, expected numbers")
     return lambda states: states @ weight.T + bias
