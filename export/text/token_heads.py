@@ -34,11 +34,12 @@ def linear(files: Files, name: str, in_features: int, out_features: int | None =
     if it is None."""
     tensors = file_tensors(files, name, "heads of BGE-M3", ("weight", "bias"))
     weight, bias = tensors["weight"], tensors["bias"]
-    expected = len(bias) if out_features is None else out_features, in_features
-    if weight.shape != expected or bias.shape != expected[:1]:
+    size = weight.shape[:1] if out_features is None else (out_features,)
+    expected = (*size, in_features)
+    if weight.shape != expected or bias.shape != size:
         raise ValueError(
             f"{name} has a weight of {weight.shape} and a bias of {bias.shape}, expected "
-            f"{expected} and {expected[:1]}"
+            f"{expected} and {size}"
         )
     if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
         raise ValueError(f"{name} has values that are not finite, expected numbers")

@@ -251,10 +251,11 @@ class Payload:
         ([torch.zeros(2)], ("sparse_linear.pt", "list"), "state dict"),
         ({"weight": torch.zeros(1, 3), "bias": torch.zeros(1)}, "(1, 3)", "18)"),
         ({"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}, "(2, 3)", "18)"),
+        ({"weight": torch.zeros(1, 18), "bias": torch.tensor(0.0)}, "()", "(1,)"),
         ({"weight": torch.zeros(1, 3)}, "weight", "bias"),
         ({"weight": torch.zeros(1, 18), "bias": torch.tensor([torch.nan])}, "finite", "numbers"),
     ],
-    ids=["code", "list", "width", "size", "no bias", "no number"],
+    ids=["code", "list", "width", "size", "number", "no bias", "no number"],
 )
 def test_wrong_weights_raise_before_files_are_written(
     theirs, tmp_path, monkeypatch, content, seen, expected
