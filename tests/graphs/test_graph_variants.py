@@ -130,7 +130,7 @@ def test_opsets_match_torch(architecture, tmp_path):
 
 # 8 times as many exports as the quick tests, which have every variant and every format.
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", HEADS)
+@pytest.mark.parametrize("architecture", [*BODIES, *OTHERS])
 def test_variants_match_torch_in_all_formats(architecture, tmp_path):
     formats = FP32 + FEWER_BITS
     assert find_differences(architecture, variants(architecture), formats, tmp_path) == {}

@@ -26,12 +26,7 @@ def embed_multi_vector(
     The score of a query and a text is the mean over the query's vectors of the largest product with
     a vector of the text: `(query @ text.T).max(axis=1).mean()`.
 
-    Args:
-        texts: strings; they may be blank. Texts longer than the export's `max_seq_length` are
-            truncated.
-        prompt_name: name of a prompt in config_sentence_transformers.json; by default its
-            `default_prompt_name`.
-        prompt: text that precedes each text, in place of `prompt_name`.
+    `texts`, `prompt_name` and `prompt` are those of `embed`.
 
     Raises:
         UsageError: if `prompt_name` is unknown, or if both a prompt and a name are set.
