@@ -28,7 +28,10 @@ from ..graphs.weights import CheckpointWeights, load_checked_weights
 from ..heads import ENCODER, HEADS, M3_EMBEDDING, MASKED_LM, READS_IMAGES, SPARSE_EMBEDDING
 from ..inference.export_info import CARD, TOKENIZER_FILES, default_options
 from ..inference.options import PROMPT_LOOKUP
+from ..inference.sentence_settings import SETTINGS_FILES, parse_settings
 from ..text.checks import check_choice
+from ..text.tasks.classification import recorded_activation
+from ..text.transformer_fields import field_problems
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -84,6 +87,7 @@ class Checkpoint:
         files = companions(directory)
         set_sparse_head(source, config, files)
         set_token_heads(source, config, files)
+        check_sentence_settings(directory, config, files)
         model = load_torch_model(source) if HAS_TORCH else None
         weights = (load_checked_weights if model is None else CheckpointWeights)(directory, config)
         generation = generation_settings(directory, config, model)
@@ -181,6 +185,22 @@ def set_token_heads(source: Source, config: Config, companions: Companions) -> N
             f"expected a {ENCODER}"
         )
     config.architecture = M3_EMBEDDING
+
+
+def check_sentence_settings(directory: Path, config: Config, companions: Companions) -> None:
+    """Check the settings of sentence-transformers in `directory`, those of `companions`.
+
+    Raises ValueError for an invalid value, a field of the module Transformer that would change
+    vectors and is not applied, and an activation of a cross-encoder that is not supported.
+    """
+    contents = {
+        name: read_json(file) for name, file in companions.files.items() if name in SETTINGS_FILES
+    }
+    settings = parse_settings(directory, contents)
+    values = config.to_dict()
+    for problem in field_problems(directory, settings, config.architecture, values):
+        raise ValueError(problem)
+    recorded_activation(directory, values, settings)
 
 
 def load_torch_model(source: Source) -> "PreTrainedModel":

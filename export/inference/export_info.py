@@ -18,6 +18,7 @@ from ..shared.generation_options import FIELDS
 from ..specs.alignment import ROLE as ALIGNMENT
 from ..specs.graph_spec import GraphSpec
 from .options import check
+from .sentence_settings import SETTINGS_FILES, SentenceSettings, parse_settings
 
 MANIFEST = "manifest.json"
 CARD = "README.md"  # not in the manifest, because users edit it
@@ -47,7 +48,8 @@ OPTIONAL = {"languages": dict, "step": str, "alignment": dict}
 
 @dataclass(frozen=True)
 class ExportInfo:
-    """A complete export directory: its `manifest`, `config` and `generation_config`.
+    """A complete export directory: its `manifest`, `config`, `generation_config` and
+    `sentence_settings`.
 
     `model.open_export` adds the `dtype` and the `specs` of the graphs, by role. No graph is open.
     `stamps` identify the directory and its files, and change if one is replaced or modified.
@@ -60,6 +62,7 @@ class ExportInfo:
     generation_config: dict
     stamps: dict[str, tuple]
     hashing: dict[str, Future]
+    sentence_settings: SentenceSettings = field(default_factory=SentenceSettings)
     dtype: str = ""
     specs: dict[str, GraphSpec] = field(default_factory=dict)
 
@@ -297,8 +300,9 @@ def open_export_info(directory: str | os.PathLike, hashes: bool = True) -> Expor
     Raises:
         FileNotFoundError: if the directory, its manifest or a listed file is missing.
         NotADirectoryError: if `directory` is a file.
-        ValueError: for a manifest that is not valid, a config that was changed or is not JSON, and
-            a graph or weights of another size than in the manifest.
+        ValueError: for a manifest that is not valid, a config that was changed or is not JSON,
+            settings of sentence-transformers that are not valid, and a graph or weights of another
+            size than in the manifest.
     """
     # resolved, so that a link that changes meanwhile has no effect
     directory = Path(directory).resolve()
@@ -311,6 +315,7 @@ def open_export_info(directory: str | os.PathLike, hashes: bool = True) -> Expor
     manifest = json_object(path, content)
     check_manifest(path, manifest)
     configs: dict[str, dict] = {name: {} for name in CONFIGS}
+    settings: dict[str, dict] = {}
     hashing = {}
     pool = ThreadPoolExecutor(HASHING_THREADS)
     try:
@@ -319,6 +324,9 @@ def open_export_info(directory: str | os.PathLike, hashes: bool = True) -> Expor
             if name in configs:
                 stamps[name], content = read_file(directory / name, facts)
                 configs[name] = json_object(directory / name, content)
+            elif name in SETTINGS_FILES:
+                stamps[name], content = read_file(directory / name, None)
+                settings[name] = json_object(directory / name, content)
             elif is_rewritable(name):
                 stamps[name], file = open_file(directory / name, None)
                 file.close()
@@ -333,7 +341,15 @@ def open_export_info(directory: str | os.PathLike, hashes: bool = True) -> Expor
     config, generation_config = configs.values()
     # config.json has a model type that clients know, the manifest the one of this package.
     config |= {"model_type": manifest["model_type"]}
-    return ExportInfo(directory, manifest, config, generation_config, stamps, hashing)
+    return ExportInfo(
+        directory,
+        manifest,
+        config,
+        generation_config,
+        stamps,
+        hashing,
+        parse_settings(directory, settings),
+    )
 
 
 def check_manifest(path: Path, manifest: dict) -> None:

@@ -11,8 +11,8 @@ from ..inference.config import VISION
 from ..inference.cpu_quota import cpu_quota
 from ..inference.export_info import IMAGE_PROCESSOR, MANIFEST, TOKENIZERS, ExportInfo
 from .sentence_modules import read_poolings
-from .tasks.classification import activation_name, label_problems, sentence_config
-from .tasks.embedding import length_and_case, pooling_problems, text_problems
+from .tasks.classification import activation_name, label_problems
+from .tasks.embedding import max_length, pooling_problems, text_problems
 
 LABELED = {CLASSIFY, CLASSIFY_IMAGES, TAG}  # tasks whose results have names of labels
 MAX_UNUSED = 1 / 32  # of the embeddings; tables are padded, such as 50,280 tokens to 50,368
@@ -129,37 +129,37 @@ def vocabulary_problems(info: ExportInfo, tokenizer: Tokenizer) -> list[str]:
 def embedding_facts(info: ExportInfo) -> dict[str, Any]:
     """Return the facts of a model that embeds: pooling, modules (those after it), similarity,
     truncate_dim and those of `prompt_facts`."""
-    config = sentence_config(info)
+    settings = info.sentence_settings
     modules = info.manifest.get("sentence_modules") or []
     return {
         **prompt_facts(info),
         "pooling": list(read_poolings(modules[0] if modules else {})),
         "modules": [module["type"] for module in modules[1:]],
-        "similarity": config.get("similarity_fn_name") or "cosine",
-        "truncate_dim": config.get("truncate_dim"),
+        "similarity": settings.similarity_fn_name or "cosine",
+        "truncate_dim": settings.truncate_dim,
     }
 
 
 def sparse_facts(info: ExportInfo) -> dict[str, Any]:
     """Return the facts of a model that embeds texts as sparse vectors: pooling_strategy,
     activation_function, max_active_dims, similarity and those of `prompt_facts`."""
-    config = sentence_config(info)
+    settings = info.sentence_settings
     return {
         **prompt_facts(info),
         **info.config.get("splade", {}),
-        "max_active_dims": config.get("max_active_dims"),
-        "similarity": config.get("similarity_fn_name") or "dot",
+        "max_active_dims": settings.max_active_dims,
+        "similarity": settings.similarity_fn_name or "dot",
     }
 
 
 def prompt_facts(info: ExportInfo) -> dict[str, Any]:
     """Return max_seq_length, prompts (their names) and default_prompt_name of a model that
     embeds."""
-    config = sentence_config(info)
+    settings = info.sentence_settings
     return {
-        "max_seq_length": length_and_case(info)[0],
-        "prompts": list(config.get("prompts") or {}),
-        "default_prompt_name": config.get("default_prompt_name"),
+        "max_seq_length": max_length(info),
+        "prompts": list(settings.prompts),
+        "default_prompt_name": settings.default_prompt_name,
     }
 
 

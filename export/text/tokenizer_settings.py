@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers
 
 from ..inference.export_info import TOKENIZERS, ExportInfo
 from .checks import TokenizerErrors
@@ -37,14 +37,29 @@ class TokenizerSettings:
 
 def read_tokenizer(info: ExportInfo, name: str = TOKENIZERS[0]) -> Tokenizer | None:
     """Return the tokenizer in the file `name` of an export, without padding and truncation, or None
-    without the file. Raises TokenizerError if it is damaged, see also `ExportInfo.read`."""
+    without the file. It lowercases if `do_lower_case` of sentence-transformers is set.
+
+    Raises TokenizerError if it is damaged, see also `ExportInfo.read`.
+    """
     if (content := info.read(name)) is None:
         return None
     with TokenizerErrors(info.directory / name):
         tokenizer = Tokenizer.from_buffer(content)
     tokenizer.no_padding()
     tokenizer.no_truncation()
+    if info.sentence_settings.do_lower_case:
+        lowercase(tokenizer)
     return tokenizer
+
+
+def lowercase(tokenizer: Tokenizer) -> None:
+    """Let `tokenizer` lowercase texts before its normalizer, unless that has a Lowercase, as
+    sentence-transformers does. Added tokens in a text, such as "[MASK]", stay as they are."""
+    current: Any = tokenizer.normalizer
+    steps = [*current] if isinstance(current, normalizers.Sequence) else [current]
+    if not any(isinstance(step, normalizers.Lowercase) for step in steps):
+        first = normalizers.Lowercase()
+        tokenizer.normalizer = normalizers.Sequence([first, *filter(None, steps)])
 
 
 def read_tokenizer_settings(info: ExportInfo, tokenizer: Tokenizer) -> TokenizerSettings:

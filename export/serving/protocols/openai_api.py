@@ -395,7 +395,7 @@ def render_embeddings(
         ValueError: for an input without tokens.
     """
     rows, prompt_length = embedding_rows(model, inputs, cut)
-    width = body.dimensions or embedding.default_width(model.runtime)
+    width = body.dimensions or model.runtime.info.sentence_settings.truncate_dim
     vectors = embedding.vectors(model.runtime, rows, prompt_length, width)
     if body.dimensions is not None:
         check_dimensions(body.dimensions, vectors.shape[1])

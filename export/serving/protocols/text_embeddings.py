@@ -20,7 +20,7 @@ from ...text.model_facts import model_facts
 from ...text.scores import identity, probability_function
 from ...text.sentence_modules import normalize, read_poolings
 from ...text.tasks import embedding, reranking
-from ...text.tasks.classification import label_rows, sentence_config
+from ...text.tasks.classification import label_rows
 from ...text.tasks.rows import Cut, Row, encode_texts
 from ...text.tasks.sparse_embedding import sparse_vectors
 from ...text_runtime import TextRuntime
@@ -133,7 +133,7 @@ async def embed_sparse(request: Request, body: EmbedSparseRequest) -> Response:
 
     def answer() -> bytes:
         rows, _ = encode_inputs(model, inputs, body.prompt_name, cut)
-        max_values = sentence_config(model.info).get("max_active_dims")
+        max_values = model.info.sentence_settings.max_active_dims
         return render_list(sparse_vectors(model.runtime, rows, max_values))
 
     return json_response(await model.read(len(inputs), answer))
@@ -332,7 +332,7 @@ def longest(model: ServedModel) -> int:
 
 def cut_length(model: ServedModel, limit: int) -> int:
     """Return `limit`, the maximum number of tokens of a row, or fewer if the export says so."""
-    return min(limit, embedding.length_and_case(model.info)[0]) if model.has_prompts else limit
+    return min(limit, embedding.max_length(model.info)) if model.has_prompts else limit
 
 
 def model_type(model: ServedModel) -> dict[str, Any]:
@@ -409,7 +409,7 @@ def encode_inputs(
     """
     if not model.has_prompts:
         return encode_texts(model.runtime, limit_characters(inputs, cut), cut), 0
-    prompt = embedding.select_prompt(sentence_config(model.info), prompt_name, None)
+    prompt = embedding.select_prompt(model.info.sentence_settings, prompt_name, None)
     inputs = limit_characters(inputs, cut)
     return embedding.rows_to_embed(model.runtime, inputs, prompt, cut)
 
@@ -442,7 +442,7 @@ def check_dimensions(dimensions: int, width: int) -> None:
 
 
 def render_tokens(runtime: TextRuntime, texts: Sequence[str], body: TokenizeRequest) -> bytes:
-    prompt = embedding.select_prompt(sentence_config(runtime.info), body.prompt_name, None)
+    prompt = embedding.select_prompt(runtime.info.sentence_settings, body.prompt_name, None)
     prompted = [prompt + text for text in texts]
     with TokenizerErrors(runtime.path):
         encodings = runtime.encode(prompted, special_tokens=body.add_special_tokens)

@@ -4,14 +4,16 @@ import itertools
 import re
 import reprlib
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Encoding
 
 from ...errors import TooLong, UsageError
 from ...heads import CLASSIFY, TEXT, ZERO_SHOT
-from ...inference.export_info import ExportInfo, json_object
+from ...inference.export_info import ExportInfo
+from ...inference.sentence_settings import MODEL_CONFIG, SentenceSettings
 from ..checks import (
     Pair,
     check_choice,
@@ -33,8 +35,15 @@ from .rows import Cut, Row, encode_texts, label_names, require, run_rows
 from .task import TaskCall
 
 MAX_PAIRS = 2000  # of a text and a label in a request
-SENTENCE_CONFIG = "config_sentence_transformers.json"
+OLD_ACTIVATION = "sbert_ce_default_activation_function"  # a field of config.json
 UNNAMED = re.compile(r"LABEL_\d+")  # transformers' name of a label without one
+
+
+class RecordedActivation(NamedTuple):
+    """The torch class `name` that a cross-encoder applies to its logits, and its `function`."""
+
+    name: str
+    function: Scoring
 
 
 def classify(
@@ -89,17 +98,18 @@ def scoring(runtime: TextModel, name: str | None) -> Scoring:
     if name is not None:
         check_choice("function_to_apply", name, FUNCTIONS)
         return FUNCTIONS[name]
-    if recorded := recorded_activation(runtime.info):
-        return activation(recorded, "the activation of this cross-encoder")
-    return default_function(runtime.info.config)
+    info = runtime.info
+    recorded = recorded_activation(info.directory, info.config, info.sentence_settings)
+    return default_function(info.config) if recorded is None else recorded.function
 
 
 def activation_name(info: ExportInfo) -> str:
     """Return the name of the function that scores have by default: "softmax", or that of a torch
     class."""
+    recorded = recorded_activation(info.directory, info.config, info.sentence_settings)
     default = default_function(info.config)
     names = [name for name, function in FUNCTIONS.items() if function is default]
-    return recorded_activation(info) or names[0]
+    return names[0] if recorded is None else recorded.name
 
 
 def label_problems(info: ExportInfo) -> list[str]:
@@ -111,21 +121,28 @@ def label_problems(info: ExportInfo) -> list[str]:
     return [f"{info.directory} has the labels {reprlib.repr(labels)}, expected names in id2label"]
 
 
-def recorded_activation(info: ExportInfo) -> str | None:
-    """Return the name of the torch class that a cross-encoder applies to its logits, or None.
-    sentence-transformers has stored the name in three places."""
-    config = info.config
+def recorded_activation(
+    directory: Path, config: dict[str, Any], settings: SentenceSettings
+) -> RecordedActivation | None:
+    """Return the activation that a cross-encoder applies to its logits, or None.
+
+    sentence-transformers has stored its name in three places: in its own config, or in `config`,
+    the config.json of the model in `directory`. Raises ValueError for a function that is not
+    supported.
+    """
     nested = config.get("sentence_transformers")
-    if isinstance(nested, dict) and nested.get("activation_fn"):
-        return nested["activation_fn"]
-    if older := config.get("sbert_ce_default_activation_function"):
-        return older
-    return sentence_config(info).get("activation_fn")
-
-
-def sentence_config(info: ExportInfo) -> dict:
-    """Return the content of config_sentence_transformers.json, empty without the file."""
-    return json_object(info.directory / SENTENCE_CONFIG, info.read(SENTENCE_CONFIG) or b"{}")
+    places = {
+        f"activation_fn of {directory / MODEL_CONFIG}": settings.activation_fn,
+        f"sentence_transformers.activation_fn of {directory / 'config.json'}": (
+            nested.get("activation_fn") if isinstance(nested, dict) else None
+        ),
+        f"{OLD_ACTIVATION} of {directory / 'config.json'}": config.get(OLD_ACTIVATION),
+    }
+    recorded = [(name, place) for place, name in places.items() if name]
+    if not recorded:
+        return None
+    name, place = recorded[0]
+    return RecordedActivation(name, activation(name, place))
 
 
 def zero_shot(

@@ -1,28 +1,26 @@
 """Text embeddings: one vector per text from the hidden states of its tokens, as configured by the
 export's sentence-transformers files."""
 
-import re
 import reprlib
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from tokenizers import Encoding, normalizers
+from tokenizers import Encoding
 
 from ...errors import UsageError, did_you_mean
 from ...heads import EMBED, TEXT
-from ...inference.export_info import ExportInfo, json_object
+from ...inference.export_info import ExportInfo
+from ...inference.sentence_settings import SentenceSettings
 from ..checks import check_choice, check_count, check_strings
 from ..sentence_modules import SentenceModules, normalize, read_poolings
 from ..text_model import TextModel
 from ..tokenizer_settings import read_longest
-from .classification import sentence_config
+from ..transformer_fields import field_problems
 from .rows import Cut, Row, decode, encode_texts, plain_row, require, run_rows, warn_of_cut
 from .task import TaskCall
 
-# file with `max_seq_length` and `do_lower_case`
-LENGTH_CONFIG = re.compile(r"sentence_[\w-]+_config\.json")
 # by name, the type of the numbers
 PRECISIONS = {
     "float32": "float32",
@@ -31,7 +29,6 @@ PRECISIONS = {
     "binary": "int8",
     "ubinary": "uint8",
 }
-SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 
 def embed(
@@ -77,9 +74,8 @@ def embed(
     check_choice("precision", precision, PRECISIONS)
     limits = check_ranges(precision, ranges)
     rows = prompted_rows(runtime, texts, prompt_name, prompt)
-    return quantize(
-        vectors(runtime, *rows, truncate_dim or default_width(runtime)), precision, limits
-    )
+    width = truncate_dim or runtime.info.sentence_settings.truncate_dim
+    return quantize(vectors(runtime, *rows, width), precision, limits)
 
 
 def encode_query(
@@ -96,7 +92,7 @@ def encode_query(
     which also says what is raised.
     """
     if prompt_name is None and prompt is None:
-        prompt = configured_prompts(runtime).get("query") or ""
+        prompt = runtime.info.sentence_settings.prompts.get("query") or ""
     return embed(runtime, texts, prompt_name, prompt, **options)
 
 
@@ -115,7 +111,7 @@ def encode_document(
     are other options of `embed`, which also says what is raised.
     """
     if prompt_name is None and prompt is None:
-        prompts = configured_prompts(runtime)
+        prompts = runtime.info.sentence_settings.prompts
         prompt = prompts.get("document") or ""
         warn_of_other_prompts(runtime, prompts)
     return embed(runtime, texts, prompt_name, prompt, **options)
@@ -128,8 +124,8 @@ def prompted_rows(
 
     `prompt_name` and `prompt` are those of `embed`, which also says what is raised.
     """
-    selected = select_prompt(sentence_config(runtime.info), prompt_name, prompt)
-    cut = Cut(length_and_case(runtime.info)[0])
+    selected = select_prompt(runtime.info.sentence_settings, prompt_name, prompt)
+    cut = Cut(max_length(runtime.info))
     return rows_to_embed(runtime, check_strings(texts), selected, cut)
 
 
@@ -142,14 +138,12 @@ def rows_to_embed(
     Inputs of token ids are used unchanged without a prompt. With one they are decoded and encoded
     again after it.
     """
-    lowers = length_and_case(runtime.info)[1]
-    lowered = normalizers.Lowercase().normalize_str if lowers else str
     if prompt:
         inputs = [
             item if isinstance(item, str) else decode(runtime, item, skip_special_tokens=True)
             for item in inputs
         ]
-    texts = [lowered(prompt + item) for item in inputs if isinstance(item, str)]
+    texts = [prompt + item for item in inputs if isinstance(item, str)]
     encodings = iter(encode_texts(runtime, texts, cut))
     rows = [
         next(encodings) if isinstance(item, str) else plain_row(cut.cut_ids(item))
@@ -159,7 +153,7 @@ def rows_to_embed(
         warn_of_cut(runtime, cut)
     if not prompt:
         return rows, 0
-    [encoding] = encode_texts(runtime, [lowered(prompt)], Cut(cut.longest))
+    [encoding] = encode_texts(runtime, [prompt], Cut(cut.longest))
     return rows, count_prompt_tokens(encoding)
 
 
@@ -184,14 +178,6 @@ def vectors(
     return np.stack(results).astype(np.float32)
 
 
-def default_width(runtime: TextModel) -> int | None:
-    """Return the number of values of a vector that the export sets, or None."""
-    width = sentence_config(runtime.info).get("truncate_dim")
-    if width is not None:
-        check_count("truncate_dim", width)
-    return width
-
-
 def hidden_states(runtime: TextModel, rows: Sequence[Row]) -> list[np.ndarray]:
     """Return the hidden states (S, D) of each of `rows`."""
     return run_rows(runtime, rows, lambda row, outputs: outputs["last_hidden_state"])
@@ -205,15 +191,9 @@ def similarity(runtime: TextModel, first: np.ndarray, second: np.ndarray, /) -> 
     `"manhattan"`. Euclidean and Manhattan distances are negated. An array (E,) is one vector.
 
     Raises:
-        ValueError: if the arrays have more than two axes or differ in E, or the export has another
-            `similarity_fn_name`.
+        ValueError: if the arrays have more than two axes or differ in E.
     """
-    name = sentence_config(runtime.info).get("similarity_fn_name") or "cosine"
-    if name not in SIMILARITIES:
-        raise ValueError(
-            f"similarity_fn_name of the export is {name!r:.60}, expected one of "
-            f"{', '.join(SIMILARITIES)}"
-        )
+    name = runtime.info.sentence_settings.similarity_fn_name or "cosine"
     one, other = (np.atleast_2d(np.asarray(vectors, np.float32)) for vectors in (first, second))
     if one.ndim != 2 or other.ndim != 2 or one.shape[1] != other.shape[1]:
         raise ValueError(
@@ -275,12 +255,7 @@ def quantize(vectors: np.ndarray, precision: str, ranges: np.ndarray | None) -> 
 # -------------------------------------------------------------------------------------- the prompts
 
 
-def configured_prompts(runtime: TextModel) -> dict[str, str]:
-    """Return the prompts of the export by name."""
-    return sentence_config(runtime.info).get("prompts") or {}
-
-
-def warn_of_other_prompts(runtime: TextModel, prompts: dict[str, str]) -> None:
+def warn_of_other_prompts(runtime: TextModel, prompts: dict[str, str | None]) -> None:
     """Warn if `prompts` have none of the name "document", but one under another name."""
     others = [name for name in ("passage", "corpus") if prompts.get(name)]
     if others and not prompts.get("document"):
@@ -291,8 +266,8 @@ def warn_of_other_prompts(runtime: TextModel, prompts: dict[str, str]) -> None:
         )
 
 
-def select_prompt(config: dict, prompt_name: str | None, prompt: str | None) -> str:
-    prompts = config.get("prompts") or {}
+def select_prompt(settings: SentenceSettings, prompt_name: str | None, prompt: str | None) -> str:
+    prompts = settings.prompts
     if prompt is not None:
         if prompt_name is not None:
             raise UsageError(
@@ -303,7 +278,7 @@ def select_prompt(config: dict, prompt_name: str | None, prompt: str | None) -> 
             raise UsageError(f"prompt is {prompt!r:.60}, expected a string")
         return prompt
     if prompt_name is None:
-        return prompts.get(config.get("default_prompt_name")) or ""
+        return prompts.get(settings.default_prompt_name or "") or ""
     if not isinstance(prompt_name, str) or prompt_name not in prompts:
         expected = (
             f"expected one of {', '.join(prompts)}"
@@ -322,30 +297,25 @@ def count_prompt_tokens(prompt: Encoding) -> int:
     return len(prompt.ids) - (prompt.special_tokens_mask[-1:] == [1])
 
 
-def length_and_case(info: ExportInfo) -> tuple[int, bool]:
-    """Return the maximum number of tokens of a text, including special tokens, and True if texts
-    are lowercased."""
-    config = length_config(info)
-    longest = config.get("max_seq_length") or read_longest(info.tokenizer_config)
+def max_length(info: ExportInfo) -> int:
+    """Return the maximum number of tokens of a text, including special tokens."""
+    longest = info.sentence_settings.max_seq_length or read_longest(info.tokenizer_config)
     limit = info.config["max_position_embeddings"]
-    return min(longest or limit, limit), bool(config.get("do_lower_case"))
-
-
-def length_config(info: ExportInfo) -> dict:
-    """Return the content of the file with `max_seq_length`, empty without one."""
-    names = sorted(name for name in info.manifest["files"] if LENGTH_CONFIG.fullmatch(name))
-    return json_object(info.directory / names[0], info.read(names[0]) or b"{}") if names else {}
+    return min(longest or limit, limit)
 
 
 def text_problems(info: ExportInfo) -> list[str]:
-    """Return warnings about how texts are read: `length_problems` and `prompt_problems`."""
-    return length_problems(info) + prompt_problems(info)
+    """Return warnings about how texts are read: `length_problems`, `prompt_problems` and
+    `field_problems`."""
+    settings = info.sentence_settings
+    fields = field_problems(info.directory, settings, info.architecture, info.config)
+    return length_problems(info) + prompt_problems(info) + fields
 
 
 def prompt_problems(info: ExportInfo) -> list[str]:
     """Return a warning if the default prompt of the export is none of its prompts."""
-    config = sentence_config(info)
-    name, prompts = config.get("default_prompt_name"), config.get("prompts") or {}
+    settings = info.sentence_settings
+    name, prompts = settings.default_prompt_name, settings.prompts
     if name is None or name in prompts:
         return []
     expected = f"expected one of {list(prompts)}: texts get none"
@@ -354,7 +324,7 @@ def prompt_problems(info: ExportInfo) -> list[str]:
 
 def length_problems(info: ExportInfo) -> list[str]:
     """Return a warning if `max_seq_length` of the export is more than the model has positions."""
-    longest = length_config(info).get("max_seq_length")
+    longest = info.sentence_settings.max_seq_length
     limit = info.config["max_position_embeddings"]
     if not longest or longest <= limit:
         return []

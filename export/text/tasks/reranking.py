@@ -23,8 +23,7 @@ from ..checks import (
 )
 from ..scores import sigmoid
 from ..text_model import TextModel
-from .classification import sentence_config
-from .embedding import length_and_case, select_prompt
+from .embedding import max_length, select_prompt
 from .rows import (
     Cut,
     Row,
@@ -79,7 +78,7 @@ def rerank(
     lists = check_candidates(check_strings(queries), texts)
     pairs = [(query, text) for query, candidates in lists for text in candidates]
     instruction = select_instruction(runtime, prompt_name, prompt)
-    rows = pair_rows(runtime, pairs, instruction, Cut(length_and_case(runtime.info)[0]))
+    rows = pair_rows(runtime, pairs, instruction, Cut(max_length(runtime.info)))
     scores = score_rows(runtime, rows, raw_scores)
     ends = np.cumsum([len(candidates) for _, candidates in lists])[:-1]
     return [rank_texts(scores_of_query, top_k) for scores_of_query in np.split(scores, ends)]
@@ -131,7 +130,7 @@ def select_instruction(
     whose prompt has no instruction.
     """
     reranker = runtime.info.config.get("reranker") or {}
-    instruction = select_prompt(sentence_config(runtime.info), prompt_name, prompt)
+    instruction = select_prompt(runtime.info.sentence_settings, prompt_name, prompt)
     if instruction and "{instruction}" not in reranker.get("template", ""):
         if prompt_name is None and prompt is None:
             return ""

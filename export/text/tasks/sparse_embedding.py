@@ -10,7 +10,6 @@ import numpy as np
 from ...heads import EMBED_SPARSE, M3_EMBEDDING
 from ..checks import check_count
 from ..text_model import TextModel
-from .classification import sentence_config
 from .embedding import prompted_rows
 from .rows import Row, require, run_rows
 
@@ -49,7 +48,7 @@ def embed_sparse(
     """
     require(runtime, EMBED_SPARSE)
     if max_active_dims is None:
-        max_active_dims = sentence_config(runtime.info).get("max_active_dims")
+        max_active_dims = runtime.info.sentence_settings.max_active_dims
     if max_active_dims is not None:
         check_count("max_active_dims", max_active_dims)
     rows, _ = prompted_rows(runtime, texts, prompt_name, prompt)
