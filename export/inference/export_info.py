@@ -48,8 +48,8 @@ OPTIONAL = {"languages": dict, "step": str, "alignment": dict}
 
 @dataclass(frozen=True)
 class ExportInfo:
-    """A complete export directory: its `manifest`, `config`, `generation_config` and
-    `sentence_settings`.
+    """A complete export directory: its `manifest`, and its JSON files that are read when it is
+    opened. `tokenizer_config` is empty without the file.
 
     `model.open_export` adds the `dtype` and the `specs` of the graphs, by role. No graph is open.
     `stamps` identify the directory and its files, and change if one is replaced or modified.
@@ -62,6 +62,7 @@ class ExportInfo:
     generation_config: dict
     stamps: dict[str, tuple]
     hashing: dict[str, Future]
+    tokenizer_config: dict = field(default_factory=dict)
     sentence_settings: SentenceSettings = field(default_factory=SentenceSettings)
     dtype: str = ""
     specs: dict[str, GraphSpec] = field(default_factory=dict)
@@ -94,12 +95,6 @@ class ExportInfo:
         An invalid value raises ValueError.
         """
         return default_options(self.generation_config, self.directory)
-
-    @cached_property
-    def tokenizer_config(self) -> dict:
-        """Content of tokenizer_config.json, empty without the file."""
-        path = self.directory / TOKENIZER_CONFIG
-        return json_object(path, self.read(TOKENIZER_CONFIG) or b"{}")
 
     @property
     def dtypes(self) -> list[str]:
@@ -300,9 +295,9 @@ def open_export_info(directory: str | os.PathLike, hashes: bool = True) -> Expor
     Raises:
         FileNotFoundError: if the directory, its manifest or a listed file is missing.
         NotADirectoryError: if `directory` is a file.
-        ValueError: for a manifest that is not valid, a config that was changed or is not JSON,
-            settings of sentence-transformers that are not valid, and a graph or weights of another
-            size than in the manifest.
+        ValueError: for a manifest or settings of sentence-transformers that are not valid, a config
+            that was changed or is not JSON, and a graph or weights of another size than in the
+            manifest.
     """
     # resolved, so that a link that changes meanwhile has no effect
     directory = Path(directory).resolve()
@@ -314,19 +309,15 @@ def open_export_info(directory: str | os.PathLike, hashes: bool = True) -> Expor
         content = file.read()
     manifest = json_object(path, content)
     check_manifest(path, manifest)
-    configs: dict[str, dict] = {name: {} for name in CONFIGS}
-    settings: dict[str, dict] = {}
+    contents: dict[str, dict] = {name: {} for name in (*CONFIGS, TOKENIZER_CONFIG)}
     hashing = {}
     pool = ThreadPoolExecutor(HASHING_THREADS)
     try:
         for name, facts in manifest["files"].items():
             # Links are followed, as in the Hub's cache. Their targets must have the right hash.
-            if name in configs:
-                stamps[name], content = read_file(directory / name, facts)
-                configs[name] = json_object(directory / name, content)
-            elif name in SETTINGS_FILES:
-                stamps[name], content = read_file(directory / name, None)
-                settings[name] = json_object(directory / name, content)
+            if name in contents or name in SETTINGS_FILES:
+                stamps[name], content = read_file(directory / name, checked_facts(manifest, name))
+                contents[name] = json_object(directory / name, content)
             elif is_rewritable(name):
                 stamps[name], file = open_file(directory / name, None)
                 file.close()
@@ -338,17 +329,12 @@ def open_export_info(directory: str | os.PathLike, hashes: bool = True) -> Expor
                     file.close()
     finally:
         pool.shutdown(wait=False)  # submitted checks continue
-    config, generation_config = configs.values()
+    config, generation_config, tokenizer_config, *_ = contents.values()
     # config.json has a model type that clients know, the manifest the one of this package.
     config |= {"model_type": manifest["model_type"]}
+    settings = parse_settings(directory, contents)
     return ExportInfo(
-        directory,
-        manifest,
-        config,
-        generation_config,
-        stamps,
-        hashing,
-        parse_settings(directory, settings),
+        directory, manifest, config, generation_config, stamps, hashing, tokenizer_config, settings
     )
 
 

@@ -1,13 +1,14 @@
 """The settings of sentence-transformers beside the weights of a model: prompts, similarity, length
 of texts. Each file is read and checked here only."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..shared.options import COUNT, FLAG, Kind, check_option, without_none
+from ..shared.options import FLAG, Kind, check_option, integers, without_none
 
 MODEL_CONFIG = "config_sentence_transformers.json"
 # Configs of the module Transformer, in the order in which sentence-transformers looks for them.
@@ -25,6 +26,7 @@ PROMPTS = Kind(
         isinstance(value, dict) and all(isinstance(text, str | None) for text in value.values())
     ),
 )
+COUNT = integers("a whole number of at least 1", 1, math.inf)
 SIMILARITY = Kind(f"one of {', '.join(SIMILARITIES)}", lambda value: value in SIMILARITIES)
 MODEL_KINDS = {
     "prompts": PROMPTS,

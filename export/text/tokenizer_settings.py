@@ -55,8 +55,8 @@ def read_tokenizer(info: ExportInfo, name: str = TOKENIZERS[0]) -> Tokenizer | N
 def lowercase(tokenizer: Tokenizer) -> None:
     """Let `tokenizer` lowercase texts before its normalizer, unless that has a Lowercase, as
     sentence-transformers does. Added tokens in a text, such as "[MASK]", stay as they are."""
-    current: Any = tokenizer.normalizer
-    steps = [*current] if isinstance(current, normalizers.Sequence) else [current]
+    current = tokenizer.normalizer
+    steps: Any = current if isinstance(current, normalizers.Sequence) else [current]
     if not any(isinstance(step, normalizers.Lowercase) for step in steps):
         first = normalizers.Lowercase()
         tokenizer.normalizer = normalizers.Sequence([first, *filter(None, steps)])

@@ -41,9 +41,13 @@ DEFAULTS: dict[str, tuple[Any, ...]] = {
 CHAT_TEMPLATE = r"modality_config\.message\..*|processing_kwargs\.chat_template\..*"
 # where the fields of an object belong, which are arguments of `from_pretrained`
 PLACES = {
-    "config": "it in config.json",
-    "tokenizer": "it in tokenizer_config.json",
-    "processor": "it in tokenizer_config.json",
+    f"{owner}_{ending}": f"it in {name}"
+    for owner, name in (
+        ("config", "config.json"),
+        ("tokenizer", "tokenizer_config.json"),
+        ("processor", "tokenizer_config.json"),
+    )
+    for ending in ("args", "kwargs")
 }
 
 
@@ -63,9 +67,10 @@ def field_problems(
         ignored.append(CHAT_TEMPLATE)
     problems = []
     for name in [name for name in fields if not re.fullmatch("|".join(ignored), name)]:
-        known = next((defaults[each] for each in defaults if re.fullmatch(each, name)), ())
+        matches = [values for pattern, values in defaults.items() if re.fullmatch(pattern, name)]
+        known = matches[0] if matches else ()
         if fields[name] not in known:
-            place = PLACES.get(name.partition("_")[0], "no such field")
+            place = PLACES.get(name.partition(".")[0], "no such field")
             expected = " or ".join(map(repr, known)) or place
             seen = f"{directory / settings.transformer_name} has {name}={fields[name]!r:.60}"
             problems.append(f"{seen}, which is not applied: expected {expected}")
