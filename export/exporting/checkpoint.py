@@ -25,7 +25,16 @@ from vanilla_transformer.variants import PLAIN_NAMES
 from ..errors import UsageError
 from ..graphs.config import Config
 from ..graphs.weights import CheckpointWeights, load_checked_weights
-from ..heads import ENCODER, HEADS, M3_EMBEDDING, MASKED_LM, READS_IMAGES, SPARSE_EMBEDDING
+from ..heads import (
+    CLASSIFY,
+    ENCODER,
+    HEADS,
+    M3_EMBEDDING,
+    MASKED_LM,
+    READS_IMAGES,
+    SPARSE_EMBEDDING,
+    has_task,
+)
 from ..inference.export_info import CARD, TOKENIZER_FILES, default_options
 from ..inference.options import PROMPT_LOOKUP
 from ..inference.sentence_settings import SETTINGS_FILES, parse_settings
@@ -200,7 +209,8 @@ def check_sentence_settings(directory: Path, config: Config, companions: Compani
     values = config.to_dict()
     for problem in field_problems(directory, settings, config.architecture, values):
         raise ValueError(problem)
-    recorded_activation(directory, values, settings)
+    if has_task(config.architecture, CLASSIFY):
+        recorded_activation(directory, values, settings)
 
 
 def load_torch_model(source: Source) -> "PreTrainedModel":

@@ -12,8 +12,12 @@ from typing import Any
 from ..heads import CLASSIFY, EMBED, EMBED_SPARSE, has_task
 from ..inference.sentence_settings import TRANSFORMER_KINDS, SentenceSettings
 
-# the values that sentence-transformers writes for a model of each task:
-# transformer_task, modality_config.text.method_output_name and module_output_name
+# patterns of the fields of a task, and the values that sentence-transformers writes for each task
+TASK_FIELDS = (
+    "transformer_task",
+    r"modality_config\.text\.method_output_name",
+    "module_output_name",
+)
 TASKS = {
     EMBED: ("feature-extraction", "last_hidden_state", "token_embeddings"),
     EMBED_SPARSE: ("fill-mask", "logits", "token_embeddings"),
@@ -26,7 +30,7 @@ WITHOUT_EFFECT = (
     r"(model|tokenizer|processor|config)_(args|kwargs)\."
     "(attn_implementation|dtype|torch_dtype|trust_remote_code|low_cpu_mem_usage|device_map"
     "|use_safetensors|use_fast|use_cache|padding_side|add_pooling_layer|cache_dir|token"
-    "|local_files_only)",
+    "|local_files_only|reference_compile|unpad_inputs|use_memory_efficient_attention)",
     r"processing_kwargs\.(text|common)\.(padding|pad_to_multiple_of|padding_side|return_\w+)",
     r"(processing_kwargs|modality_config)\.(image|audio|video)\b.*",
 )
@@ -54,12 +58,15 @@ PLACES = {
 def field_problems(
     directory: Path, settings: SentenceSettings, architecture: str, config: dict[str, Any]
 ) -> list[str]:
-    """Return a message for each field in the file of the module Transformer that would change
-    vectors and is not applied.
+    """Return a message for each field of the module Transformer that would change results and is
+    not applied. A model without a task in `TASKS` has none.
 
     `config` is the config.json of the model in `directory`, of the class `architecture`.
     """
-    defaults = DEFAULTS | task_defaults(architecture)
+    tasks = [TASKS[task] for task in TASKS if has_task(architecture, task)]
+    if not tasks:
+        return []
+    defaults = DEFAULTS | {name: (value,) for name, value in zip(TASK_FIELDS, tasks[0])}
     fields = {name: value for name, value in flat_fields(settings.transformer) if value is not None}
     has_messages = any(name.startswith("modality_config.message.") for name in fields)
     ignored = [*WITHOUT_EFFECT]
@@ -75,16 +82,6 @@ def field_problems(
             seen = f"{directory / settings.transformer_name} has {name}={fields[name]!r:.60}"
             problems.append(f"{seen}, which is not applied: expected {expected}")
     return problems
-
-
-def task_defaults(architecture: str) -> dict[str, tuple[Any, ...]]:
-    """Return patterns of the fields of the task of a model, with their only values, as `DEFAULTS`.
-
-    A model without a task in `TASKS` may have the values of all.
-    """
-    tasks = [TASKS[task] for task in TASKS if has_task(architecture, task)][:1] or TASKS.values()
-    names = ("transformer_task", r"modality_config\.text\.method_output_name", "module_output_name")
-    return {name: tuple(dict.fromkeys(values)) for name, values in zip(names, zip(*tasks))}
 
 
 def flat_fields(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import shutil
 import subprocess
 import threading
@@ -13,7 +14,7 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.http as triton
-from checkpoints import copy_folder
+from checkpoints import copy_folder, list_file
 from command_line import COMMAND, read_error
 from messages import check_message, raises
 from served import served, wait_for
@@ -334,6 +335,27 @@ def test_failed_load_is_one_line_and_the_model_loads_later(exports, tmp_path):
         assert embed(server.client).status_code == 200
         [entry] = server.client.post("/v2/repository/index").json()
         assert (entry["state"], entry["reason"]) == ("READY", "")
+
+
+@pytest.mark.parametrize("name", ["config_sentence_transformers.json", "sentence_bert_config.json"])
+def test_settings_of_sentence_transformers_are_read_once_for_each_load(exports, tmp_path, name):
+    copy = copy_folder(exports["embedder"], tmp_path)
+    path = copy / name
+    path.write_text('{"max_seq_length": 3, "prompts": {}}')
+    list_file(copy, name)
+    with serving({"embedder": copy}) as server:
+        os.utime(path)
+        answer = embed(server.client, "w5 w9 w1 w2")
+        assert answer.status_code == server.client.get("/info").status_code == 200
+        path.write_text("{")
+        assert embed(server.client, "w5 w9 w1 w2").json() == answer.json()
+        assert server.client.get("/info").status_code == 200
+        server.client.post("/v2/repository/models/embedder/unload")
+        assert embed(server.client).status_code == 503
+        loaded = server.client.post("/v2/repository/models/embedder/load")
+        check_message(loaded.json()["error"], seen=(name, "embedder"))
+        path.write_text('{"max_seq_length": 3}')
+        assert embed(server.client, "w5 w9 w1 w2").json() == answer.json()
 
 
 def test_replaced_export_is_used_after_unload(exports, tmp_path):

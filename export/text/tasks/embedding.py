@@ -278,7 +278,8 @@ def select_prompt(settings: SentenceSettings, prompt_name: str | None, prompt: s
             raise UsageError(f"prompt is {prompt!r:.60}, expected a string")
         return prompt
     if prompt_name is None:
-        return prompts.get(settings.default_prompt_name or "") or ""
+        default = settings.default_prompt_name
+        return "" if default is None else prompts.get(default) or ""
     if not isinstance(prompt_name, str) or prompt_name not in prompts:
         expected = (
             f"expected one of {', '.join(prompts)}"
