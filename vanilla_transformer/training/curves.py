@@ -41,8 +41,10 @@ def draw_curves(history: list[dict], path: Path) -> bool:
     drawn = panels(history)
     if not drawn:
         return False
-    # no pyplot, which would keep the figure alive
-    figure = Figure(figsize=(WIDTH * len(drawn), HEIGHT), layout="constrained")
+    width = WIDTH * len(drawn)
+    # No pyplot, which would keep the figure alive. A layout takes as long as the drawing.
+    figure = Figure(figsize=(width, HEIGHT))
+    figure.subplots_adjust(0.7 / width, 0.17, 1 - 0.1 / width, 0.88, wspace=0.2)
     for axes, (name, curves) in zip(
         figure.subplots(1, len(drawn), squeeze=False).flat, drawn.items(), strict=True
     ):
