@@ -1,5 +1,7 @@
 """Tests of the verbs of the command, end to end on tiny data."""
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -42,9 +44,11 @@ def last_line(done):
 
 @pytest.fixture(scope="module")
 def trained(corpus, tmp_path_factory):
-    """Train a checkpoint with the command; return its path and the finished process."""
+    """Train a checkpoint with the command, in this process; return its path and what it printed."""
     output = tmp_path_factory.mktemp("trained") / "model"
-    return output, command(*training(corpus, *SETTINGS), "--output", output)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        main([*training(corpus, *SETTINGS), "--output", str(output)])
+    return output, printed.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +59,8 @@ def translator(trained):
 
 
 def test_train_writes_a_checkpoint_and_prints_the_metrics(trained):
-    output, done = trained
-    assert 0 <= json.loads(last_line(done))["validation_bleu"] <= 100
+    output, printed = trained
+    assert 0 <= json.loads(printed.splitlines()[-1])["validation_bleu"] <= 100
     config = json.loads((output / "config.json").read_text())
     assert (
         config["vocab_size"],
