@@ -131,5 +131,5 @@ def mean_of_heads(weights: np.ndarray, heads: list[AlignmentHead]) -> np.ndarray
     """Return the mean (T - 1, S) of the weights (heads, T, S) after the start token. The row of a
     token is that of the step that its head's shift names."""
     shifted = {"made": weights[:, :-1], "read": weights[:, 1:]}
-    rows = np.stack([shifted[head.shift][number] for number, head in enumerate(heads)])
-    return rows.mean(axis=0)
+    first, *others = (shifted[head.shift][number] for number, head in enumerate(heads))
+    return sum(others, first) / len(heads)

@@ -47,22 +47,27 @@ def choose_heads(
     {"pairs": the number of pairs, "f1": the agreement with IBM model 1}.
 
     The alignment graph of `runtime` returns `all_heads`. Heads are added one after the other, as
-    long as F1 grows by `MIN_GAIN`.
+    long as F1 grows by `MIN_GAIN`. Of heads that differ by less, the one of the first layer is
+    added: the alignment graph ends with the last layer of its heads.
     """
     starts = range(0, len(pairs), CHUNK)
     chunks = (weights_and_words(runtime, pairs[start : start + CHUNK]) for start in starts)
     weights, words_of_pairs = zip(*chain.from_iterable(chunks))
     gold = model_1_links(words_of_pairs)
-    rest = list(product(range(len(SHIFTS)), range(weights[0].shape[1])))
+    heads = all_heads(runtime.info.config)
+    rest = list(product(range(len(SHIFTS)), range(len(heads))))
     best: list[tuple[int, int]] = []  # (shift, head)
     f1 = 0.0
     while rest and len(best) < MAX_HEADS:
-        scores = [f1_of_heads(weights, [*best, place], gold) for place in rest]
-        if best and max(scores) < f1 + MIN_GAIN:
+        scores = {place: f1_of_heads(weights, [*best, place], gold) for place in rest}
+        highest = max(scores.values())
+        if best and highest < f1 + MIN_GAIN:
             break
-        f1 = max(scores)
-        best.append(rest.pop(scores.index(f1)))
-    heads = all_heads(runtime.info.config)
+        alike = [place for place in rest if scores[place] > highest - MIN_GAIN]
+        place = min(alike, key=lambda place: (heads[place[1]].layer, -scores[place]))
+        f1 = scores[place]
+        rest.remove(place)
+        best.append(place)
     chosen_heads = [heads[number]._replace(shift=SHIFTS[shift]) for shift, number in best]
     return chosen_heads, {"pairs": len(pairs), "f1": round(f1, 4)}
 

@@ -6,7 +6,7 @@
 | `grouped_attention` | GroupQueryAttention | rows of different lengths | decoders on cpu |
 | `row_cross_attention` | GroupQueryAttention | of sources of different lengths | seq2seq on cpu |
 | `beam_attention` | DecoderMaskedMultiHeadAttention | with room, shared by beams | beams on cpu |
-| `target_attention` | MultiHeadAttention | none | alignment of seq2seq |
+| `target_attention` | Attention | none | alignment of seq2seq |
 | `cross_attention`, `beam_cross_attention` | MultiHeadAttention | of the source | seq2seq |
 
 Each function returns what `layers.stack` calls in its layers. Past and present of a cache are one
@@ -170,7 +170,7 @@ def target_attention(g: GraphContext, positions: Value, biases: dict[str, Value]
 
     def attend(layer: int, name: str, x: Value) -> Value:
         query, keys, values = split_projections(g, name, x, positions)
-        return multi_head(g, query, keys, values, biases[g.config.layer_type(name)])
+        return fused_product(g, query, keys, values, biases[g.config.layer_type(name)])
 
     return attend
 

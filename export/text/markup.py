@@ -36,14 +36,14 @@ class Atom:
     """A part of a text that is not translated.
 
     Args:
-        raw: its bytes.
+        pieces: its bytes, in parts.
         start: where it stood in the text to translate.
         kind: `HIDDEN` for comments and the like, which need no space around them, `IMAGE`, or
             `WORD` for what is read as a word.
         has_space_before, has_space_after: True if white space or an end of the text is there.
     """
 
-    raw: str
+    pieces: list[str]
     start: int
     kind: int
     has_space_before: bool = False
@@ -60,8 +60,10 @@ class Atom:
         return self.has_space_before and not self.has_space_after
 
     @property
-    def content(self) -> str:
-        return self.raw
+    def raw(self) -> str:
+        return "".join(self.pieces)
+
+    content = raw
 
 
 @dataclass
@@ -177,7 +179,7 @@ class MarkedTextBuilder:
         lead = text[: len(text) - len(text.lstrip())]
         if text and self.takes_letters:
             num_letters = count_letters(text)
-            self.waiting[-1].raw += self.escape(text[:num_letters])
+            self.waiting[-1].pieces.append(self.escape(text[:num_letters]))
             self.takes_letters = False
             self.add_words(text[num_letters:])
             return
@@ -206,10 +208,10 @@ class MarkedTextBuilder:
     def add_atom(self, raw: str, kind: int = WORD) -> None:
         """Add an atom. One directly after another is a part of it."""
         if self.waiting and self.siblings and self.siblings[-1] is self.waiting[-1]:
-            self.waiting[-1].raw += raw
+            self.waiting[-1].pieces.append(raw)
             self.waiting[-1].kind = max(self.waiting[-1].kind, kind)
             return
-        atom = Atom(raw, self.length, kind, bool(self.space) or not self.pieces)
+        atom = Atom([raw], self.length, kind, bool(self.space) or not self.pieces)
         self.siblings.append(atom)
         self.waiting.append(atom)
 
@@ -276,7 +278,7 @@ class MarkedTextBuilder:
             self.space = piece[len(body) : -num_letters]
             self.pieces += filter(None, [body])
             self.length -= len(piece) - len(body)
-            atom.raw = self.escape(piece[-num_letters:]) + atom.raw
+            atom.pieces.insert(0, self.escape(piece[-num_letters:]))
             atom.start = self.length
             atom.has_space_before = bool(self.space) or not self.pieces
             self.takes_letters = True

@@ -102,7 +102,7 @@ class Placement:
                 keys.append((start, 2, end, number))
                 arranged.append(mark)
                 continue
-            atom = mark if isinstance(mark, Atom) else Atom(mark.content, mark.start, HIDDEN)
+            atom = mark if isinstance(mark, Atom) else Atom([mark.content], mark.start, HIDDEN)
             gap = self.gap(atom, inner, occupied)
             keys.append((gap, int(atom.precedes_word), gap, number))
             arranged.append(atom)

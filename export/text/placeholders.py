@@ -9,13 +9,21 @@ from .text_model import Translator
 
 Keep = bool | str | Sequence[str] | None
 
+
+def braces(depth: int) -> str:
+    """Return a pattern of a pair of braces with `depth` levels of braces in it."""
+    inner = f"|{braces(depth - 1)}" if depth else ""
+    return rf"\{{(?:[^{{}}\n]++{inner})*+\}}"
+
+
+IN_ADDRESS = r"\([^\s<>()]*+\)"  # a closing bracket belongs to an address that opens it
 PLACEHOLDERS = "|".join(
     [
-        r"%(?:\(\w+\)|\d+\$)?[-+#0]?\d*(?:\.\d+)?[hlLqjzt]{0,2}[a-zA-Z@](?!\w)",  # printf
-        r"[$#]?\{\{?[^{}\n]*\}?\}",  # {name}, {{name}}, ${name}, #{name}
+        r"%%|%(?:\(\w+\)|\d+\$)?[-+#0]?\d*(?:\.\d+)?[hlLqjzt]{0,2}[a-zA-Z@](?!\w)",  # printf
+        rf"[$#%]?{braces(3)}",  # {name}, {{name}}, ${name}, #{name}, %{name}, messages of ICU
         r"</?\d+\s*/?>",  # <0>, </0>, <0/>
-        r"(?:https?|ftp)://[^\s<>]*[^\s<>.,;:!?'\")\]]",
-        r"(?<![\w.+-])[\w.+-]++@[\w-]+(?:\.[\w-]+)+",
+        rf"(?i:https?|ftp)://(?>{IN_ADDRESS}|[^\s<>)])*(?:{IN_ADDRESS}|[^\s<>.,;:!?'\"()\]])",
+        r"(?:mailto:)?(?<![\w.+-])[\w.+-]++@[\w-]+(?:\.[\w-]+)+",
     ]
 )
 NAME = re.compile(r"\w[\w\s'-]*")  # matches as complete words

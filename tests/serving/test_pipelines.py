@@ -422,6 +422,15 @@ def test_translation_and_text2text_tasks_match_runtime(generators):
     pairs = [[list(one), list(other)] for one, other in aligned.alignments]
     assert actual == {"translation_text": aligned.text, "alignments": pairs} and pairs
     assert post(url, "translation", "a", return_alignments="no").status_code == 400
+    kept_by = (({"markup": "html"}, "</b>"), ({"keep": ["w6"]}, "w6"), ({"keep": True}, "{x}"))
+    for marks, kept in kept_by:
+        marked = f"{text} w5 <b>w6</b> {{x}} ."
+        [actual] = post(url, "translation", marked, max_new_tokens=9, **marks).json()
+        [expected] = runtime.translate([marked], max_new_tokens=9, **marks)
+        assert actual == {"translation_text": expected} and kept in expected
+    for wrong in ({"markup": "xml"}, {"keep": "w."}, {"keep": [5]}, {"keep": ["a"] * 101}):
+        response = post(url, "translation", "a", **wrong)
+        assert response.status_code in (400, 413) and [*wrong][0] in response.text
     assert post(url, "summarization", "a", copy_letterless=True).status_code == 400
     actual = post(url, "text2text-generation", TEXTS, num_beams=3, max_new_tokens=9).json()
     assert [own[0]["generated_text"] for own in actual] == runtime.generate(

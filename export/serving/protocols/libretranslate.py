@@ -14,7 +14,7 @@ from ...text.tasks.alignment import Aligning
 from ...text.tasks.alignment import Translation as AlignedText
 from ...text.tasks.translation import HTML, TextOptions
 from ..models import Ability, ServedModel
-from ..translation.translator import call_off_loop, translate
+from ..translation.translator import MAX_KEPT, call_off_loop, translate
 from .protocol import (
     Items,
     Protocol,
@@ -31,7 +31,6 @@ AUTO = "auto"
 NO_LIMIT = -1
 # milliseconds that LibreTranslate's page waits after a key press, by default
 FRONTEND_TIMEOUT = 500
-MAX_KEPT = 100  # texts that stay unchanged
 MAX_FORM_FIELDS = 1000  # Starlette's limit of a multipart form
 MAX_UNKNOWN_FIELDS = 20  # that are compared with the known ones
 MAX_LISTED_PAIRS = 10  # pairs of languages in an error

@@ -21,7 +21,7 @@ from ...text.tasks.task import are_objects, pipeline_call, read_inputs
 from ...text.tasks.translation import TextOptions
 from ..models import Ability, ServedModel
 from ..streams import to_json
-from ..translation.translator import call_off_loop, check_characters, translate
+from ..translation.translator import MAX_KEPT, call_off_loop, check_characters, translate
 from .protocol import (
     ModelName,
     Protocol,
@@ -212,11 +212,9 @@ async def generate_answers(
     check_texts(rows)
     task_options, options = generation_options(task, parameters)
     if task == "translation":
-        text_options = TextOptions(
-            copy_letterless=task_options.pop("copy_letterless"),
-            aligning=Aligning(*(task_options.pop(name) for name in Aligning._fields)),
+        results = await translate(
+            model, rows, text_options=take_text_options(task_options), **task_options, **options
         )
-        results = await translate(model, rows, text_options=text_options, **task_options, **options)
     else:
         results = await continue_texts(model, rows, task_options, options)
     if task_options.get("return_full_text"):
@@ -224,6 +222,22 @@ async def generate_answers(
     name = NAMES.get(task, "generated_text")
     answers = [[answer_fields(name, result) for result in group] for group in results]
     return JSONResponse(answers if is_list else answers[0])
+
+
+def take_text_options(options: dict[str, Any]) -> TextOptions:
+    """Remove those of the `options` of a translation that `TextOptions` has, and return them.
+
+    Raises UsageError if `keep` is a pattern: one can take a server hours. A list has at most
+    `MAX_KEPT` texts.
+    """
+    aligning = Aligning(*(options.pop(name) for name in Aligning._fields))
+    own = {name: options.pop(name) for name in ("copy_letterless", "markup", "keep")}
+    if isinstance(own["keep"], str):
+        seen = short_repr(own["keep"])
+        raise UsageError(f"keep is {seen}, expected true or a list of texts", "keep")
+    if isinstance(own["keep"], list) and len(own["keep"]) > MAX_KEPT:
+        raise TooLong(f"keep has {len(own['keep'])} texts, expected at most {MAX_KEPT}")
+    return TextOptions(aligning=aligning, **own)
 
 
 def answer_fields(name: str, result: str | Translation) -> dict[str, Any]:
@@ -240,6 +254,8 @@ GENERATION_OPTIONS: dict[str, dict[str, Any]] = {
         "src_lang": None,
         "tgt_lang": None,
         "copy_letterless": True,
+        "markup": None,
+        "keep": None,
         **Aligning()._asdict(),
     },
     **dict.fromkeys(

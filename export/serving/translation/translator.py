@@ -14,6 +14,7 @@ from ..models import ServedModel
 
 MAX_INLINE_CHARACTERS = 1000  # about 1 ms of tokenization; longer work leaves the event loop
 MAX_SENTENCES = 4096  # per request
+MAX_KEPT = 100  # texts that stay unchanged
 MAX_TOKEN_LENGTH = 16  # characters per token: no language has more on average
 
 

@@ -109,10 +109,11 @@ def decode_sentences(
 ) -> list[Translated]:
     """Return the translation of each sentence: an `Alignment` if its result has one, else a text.
     For `replace_unknowns` see `align_sentences`."""
-    texts = runtime.decode([sentence.result.tokens for sentence in sentences])
     are_aligned = [sentence.result.alignment is not None for sentence in sentences]
     aligned = iter(align_sentences(runtime, [*compress(sentences, are_aligned)], replace_unknowns))
-    return [next(aligned) if has else text for text, has in zip(texts, are_aligned)]
+    plain = [one.result.tokens for one in sentences if one.result.alignment is None]
+    texts = iter(runtime.decode(plain))
+    return [next(aligned) if has else next(texts) for has in are_aligned]
 
 
 def decode_texts(

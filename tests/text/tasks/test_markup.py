@@ -152,6 +152,13 @@ def test_export_without_alignments_translates_between_tags_with_one_warning(port
 # ------------------------------------------------------------------------------------ placeholders
 
 PLACEHOLDERS = ["{name}", "%s", "%1$d", "<0>", "https://a.b/c?d=1&e=2", "a.b@c.de", "${x}", "{{y}}"]
+PLACEHOLDERS += [
+    "HTTPS://A.B/c_(d)",
+    "mailto:a@b.de",
+    "%%",
+    "%{z}",
+    "{n, plural, one {#} other {two}}",
+]
 
 
 def with_placeholders(sentence, rng):
