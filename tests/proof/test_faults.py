@@ -12,7 +12,6 @@ from checkpoints import copy_folder, seal
 from onnx import helper, numpy_helper
 
 from vanilla_transformer_export import verify
-from vanilla_transformer_export.proof import checks
 from vanilla_transformer_export.proof.certify import certify
 
 ENCODER, CAUSAL, SEQ2SEQ = ("encoder", "portable"), ("causal", "portable"), ("seq2seq", "cpu")
@@ -22,12 +21,6 @@ WINDOW, PORTABLE_INT8 = ("causal-window", "portable"), ("seq2seq", "portable", "
 MODEL, SOURCES = "onnx/model.onnx", "onnx/encoder_model.onnx"
 DECODER, STEP = "onnx/decoder_model_merged.onnx", "onnx/decoder_step_model.onnx"
 BEAMS, ALIGNMENT = "onnx/beam_search.onnx", "onnx/alignment_model.onnx"
-
-
-@pytest.fixture(autouse=True)
-def measured_once(monkeypatch):
-    """The speed, which shows no fault, is measured once."""
-    monkeypatch.setattr(checks, "REPEATS", 1)
 
 
 # ------------------------------------------------------------------------------- faults of graphs

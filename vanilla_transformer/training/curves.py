@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 CURVES = "curves.png"
 # values that an evaluation logs besides its scores
 TIMES = ("runtime", "samples_per_second", "steps_per_second")
@@ -38,6 +36,8 @@ def panels(history: list[dict]) -> dict[str, dict[str, list[tuple[int, float]]]]
 def draw_curves(history: list[dict], path: Path) -> bool:
     """Draw `panels(history)` to the image file `path`. Return False, without a file, if there are
     none."""
+    from matplotlib.figure import Figure  # 0.3 s, which a run that is only planned does not need
+
     drawn = panels(history)
     if not drawn:
         return False
