@@ -221,7 +221,7 @@ def test_time_of_markup_is_not_quadratic(unit):
 
     time_of_length(2**10)  # the first call takes longer
     # other processes may slow down one attempt
-    assert any(time_of_length(2**15) < 24 * time_of_length(2**12) for _ in range(3))
+    assert any(time_of_length(2**15) < 16 * time_of_length(2**12) for _ in range(3))
 
 
 # ------------------------------------------------------------------------------------- placeholders
