@@ -77,6 +77,12 @@ EMBED = Task(
     takes_blank=True,
 )
 EMBED_SPARSE = Task("embed-sparse", "text.tasks.sparse_embedding:embed_sparse", takes_blank=True)
+EMBED_MULTI_VECTOR = Task(
+    "embed-multi-vector",
+    "text.tasks.multi_vector_embedding:embed_multi_vector",
+    pipelines=("multi-vector",),
+    takes_blank=True,
+)
 EMBED_IMAGES = Task(
     "embed", "image_runtime:ImageRuntime.embed", (IMAGE,), ("image-feature-extraction",)
 )
@@ -103,6 +109,9 @@ TOKEN_SCORES = Output("logits", ("source_length", "vocab_size"))
 # fields of the module.
 SPARSE_EMBEDDING = "VanillaEncoderForSparseEmbedding"
 MASKED_LM = "VanillaEncoderForMaskedLM"
+# An encoder with the heads of BGE-M3, which the runtime applies to the states of the graph.
+M3_EMBEDDING = "VanillaEncoderM3Model"
+ENCODER = "VanillaEncoderModel"
 
 
 @dataclass(frozen=True)
@@ -150,7 +159,8 @@ ANSWERS = Head(
 
 # By architecture, the name of the class of models.
 HEADS: dict[str, Head] = {
-    "VanillaEncoderModel": FEATURES,
+    ENCODER: FEATURES,
+    M3_EMBEDDING: replace(FEATURES, tasks=(EMBED, EMBED_SPARSE, EMBED_MULTI_VECTOR)),
     MASKED_LM: Head((TOKEN_SCORES,), (FILL_MASK,), "fill-mask", "pseudo_perplexity"),
     SPARSE_EMBEDDING: Head((Output("sentence_embedding", ("vocab_size",)),), (EMBED_SPARSE,)),
     "VanillaEncoderForPreTraining": Head(
@@ -199,7 +209,7 @@ PIPELINES = {
 
 def model_class(architecture: str) -> str:
     """Return the name of the torch class of `architecture`, a key of `HEADS`."""
-    return MASKED_LM if architecture == SPARSE_EMBEDDING else architecture
+    return {SPARSE_EMBEDDING: MASKED_LM, M3_EMBEDDING: ENCODER}.get(architecture, architecture)
 
 
 def has_task(architecture: str, task: Task) -> bool:

@@ -34,6 +34,7 @@ from .text.tasks import (
     classification,
     embedding,
     masks,
+    multi_vector_embedding,
     pairs,
     question_answering,
     reranking,
@@ -42,6 +43,7 @@ from .text.tasks import (
     translation,
 )
 from .text.tasks.alignment import Aligning, decode_texts, plain_text
+from .text.token_heads import TokenHeads, read_token_heads
 from .text.tokenization_spaces import CleaningDetokenizer, clean_up
 from .text.tokenizer_settings import (
     TokenizerSettings,
@@ -117,6 +119,7 @@ class TextRuntime:
     encode_query = embedding.encode_query
     encode_document = embedding.encode_document
     embed_sparse = sparse_embedding.embed_sparse
+    embed_multi_vector = multi_vector_embedding.embed_multi_vector
     similarity = embedding.similarity
     next_sentence = pairs.next_sentence
     choose = pairs.choose
@@ -339,6 +342,11 @@ class TextRuntime:
         for problem in embedding.pooling_problems(self.info) + embedding.text_problems(self.info):
             warnings.warn(problem, stacklevel=1)
         return modules
+
+    @functools.cached_property
+    def token_heads(self) -> TokenHeads:
+        """The heads of BGE-M3."""
+        return read_token_heads(self.info, self.info.config["hidden_size"])
 
     @functools.cached_property
     def aligns_markup(self) -> bool:

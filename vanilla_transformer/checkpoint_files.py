@@ -21,6 +21,8 @@ from safetensors import SafetensorError, safe_open
 
 from .files import (
     CONFIG,
+    PICKLED_HEAD,
+    TOKEN_HEADS,
     TOKENIZER_FILES,
     VOCABULARIES,
     WEIGHTS,
@@ -37,6 +39,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 DTYPES = (*FLOATS, "I64", "I32", "U8", "BOOL")  # dtypes of tensors in safetensors files
 # files of a Hub repository; its folders hold exports and the checkpoints of a training run
 FILES = ("*.json", "*.txt", "*.spm", "*.model", "*.jinja", "*.safetensors")
+FILES += tuple(f"{head}{PICKLED_HEAD}" for head in TOKEN_HEADS)
 # kinds of fields of a generation config that are no options of ours
 OTHER_KINDS = {
     "encoder_no_repeat_ngram_size": COUNT_OR_0,

@@ -1,4 +1,5 @@
-"""The companion files of a checkpoint: image processors, and sentence-transformers' modules.
+"""The companion files of a checkpoint: image processors, sentence-transformers' modules, and the
+heads of BGE-M3.
 
 They are copied wherever the weights go.
 """
@@ -7,14 +8,15 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import HAS_TORCH
 from .checkpoint_files import read_json, readers_errors, shorten
 from .errors import torch_missing
-from .files import MODULES, PICKLE, WEIGHTS, check_no_pointer
-from .our_files import COMPANION
+from .files import MODULES, PICKLE, PICKLED_HEAD, TOKEN_HEADS, WEIGHTS, check_no_pointer
+from .our_files import COMPANION, TOKEN_HEAD
 
 MODULE_CONFIG = "config.json"
 MODULE_WEIGHTS = (WEIGHTS, PICKLE)
@@ -43,7 +45,8 @@ class Module:
 
 @dataclass(frozen=True)
 class Companions:
-    """The `modules` after a model, and the files of image processors and sentence-transformers.
+    """The `modules` after a model, and the files of image processors, sentence-transformers and
+    BGE-M3.
 
     `files` has their paths by the names they have in a checkpoint.
     """
@@ -60,11 +63,29 @@ class Companions:
         """Copy the files to `directory`, with weights as safetensors, which can be read without
         torch.
 
-        Raises ImportError for pickled weights where torch is not installed."""
+        Raises ImportError for pickled weights where torch is not installed, and ValueError for a
+        damaged file."""
         self.copy(directory)
-        for name in self.files:
-            if name.endswith(PICKLE):
-                replace_pickle(directory / name)
+        for name, file in self.files.items():
+            if name.endswith((PICKLE, PICKLED_HEAD)):
+                replace_pickle(file, directory / name)
+
+    def copy_for_flag_embedding(self, directory: Path) -> None:
+        """Copy the files to `directory`, with BGE-M3's heads in torch's format, the only one that
+        FlagEmbedding reads."""
+        import torch
+        from safetensors.torch import load_file
+
+        self.copy(directory)
+        for name in filter(TOKEN_HEAD.fullmatch, self.files):
+            if (path := directory / name).suffix != PICKLED_HEAD:
+                torch.save(load_file(path), path.with_suffix(PICKLED_HEAD))
+                path.unlink()
+
+    @property
+    def has_token_heads(self) -> bool:
+        """True if the checkpoint has the heads of BGE-M3."""
+        return any(map(TOKEN_HEAD.fullmatch, self.files))
 
     def facts(self) -> list[dict]:
         """Return a dict for each module after the model, in order: `type`, `folder` and the content
@@ -76,35 +97,34 @@ class Companions:
         ]
 
 
-def replace_pickle(path: Path) -> None:
-    """Replace `path`, the weights of a module in torch's format, with a safetensors file in its
-    folder.
+def replace_pickle(path: Path, copy: Path) -> None:
+    """Replace `copy`, a copy of the weights `path` in torch's format, with a safetensors file in
+    its folder.
 
     Raises ImportError where torch is not installed, and ValueError for a damaged file.
     """
     if not HAS_TORCH:
-        raise torch_missing(f"reading {path.parent.name}/{path.name}, the weights of a module,")
-    import torch
-    from safetensors.torch import save_file
+        raise torch_missing(f"reading {path}, a file of torch,")
+    from .conversion.tensors import TensorFiles, write_safetensors
 
-    with readers_errors(path):
-        tensors = torch.load(path, map_location="cpu", weights_only=True)
-    save_file(
-        {key: tensor.contiguous() for key, tensor in tensors.items()}, path.with_name(WEIGHTS)
-    )
-    path.unlink()
+    files = TensorFiles(path)
+    name = WEIGHTS if path.name == PICKLE else f"{path.stem}.safetensors"
+    tensors = ((tensor, files.read(tensor)) for tensor in files.shapes)
+    write_safetensors(copy.with_name(name), files.shapes, tensors)
+    copy.unlink()
 
 
 def companions(directory: Path) -> Companions:
     """Return the companion files and modules of the checkpoint in `directory`.
 
     Raises:
-        FileNotFoundError: if a module lacks a file.
+        FileNotFoundError: if a module lacks a file, or one of BGE-M3's heads is missing.
         ValueError: for a modules.json that is damaged or names a module that is not known.
     """
     modules = read_modules(directory / MODULES)
     names = [name for name in sorted(os.listdir(directory)) if COMPANION.fullmatch(name)]
     names += [name for module in modules for name in module_files(directory, module)]
+    names += token_head_files(directory)
     for name in names:
         check_no_pointer(directory / name)
         if name.endswith(".json") and name != MODULES:
@@ -171,9 +191,31 @@ def module_files(directory: Path, module: Module) -> list[str]:
     files = {}
     for names in ((MODULE_CONFIG,), MODULE_WEIGHTS):
         paths = [f"{module.folder}/{name}" for name in names]
-        files[names] = [name for name in paths if (directory / name).is_file()][:1]
+        files[names] = first_file(directory, paths)
         if names in REQUIRED_FILES[module.kind] and not files[names]:
             raise FileNotFoundError(
                 f"{directory} lacks {' or '.join(paths)}, which {MODULES} asks for"
             )
     return [name for names in files.values() for name in names]
+
+
+def token_head_files(directory: Path) -> list[str]:
+    """Return the names of the weights of BGE-M3's heads in `directory`, none if it has none.
+
+    If there are safetensors and pickled weights, only the safetensors count. Raises
+    FileNotFoundError if one of the heads is missing.
+    """
+    choices = [
+        [f"{head}{ending}" for ending in (".safetensors", PICKLED_HEAD)] for head in TOKEN_HEADS
+    ]
+    files = [first_file(directory, names) for names in choices]
+    present = [name for names in files for name in names]
+    if present and not all(files):
+        missing = " or ".join(choices[files.index([])])
+        raise FileNotFoundError(f"{directory} has {present[0]} of BGE-M3, expected {missing} too")
+    return present
+
+
+def first_file(directory: Path, names: Sequence[str]) -> list[str]:
+    """Return [name] of the first of `names` that `directory` has, [] if it has none."""
+    return [name for name in names if (directory / name).is_file()][:1]

@@ -14,6 +14,9 @@ TRITON_CONFIG = "config.pbtxt"  # the configuration of a Triton model
 TRITON_MARK = "# Written by vanilla-transformer export."  # the first line of this configuration
 IMAGE_PROCESSOR = "preprocessor_config.json"
 MODULES = "modules.json"  # sentence-transformers' modules after the model
+# weights of BGE-M3's heads, which map the state of each token to a weight and to a vector; the
+# files are safetensors, or as FlagEmbedding writes them
+TOKEN_HEADS, PICKLED_HEAD = ("sparse_linear", "colbert_linear"), ".pt"
 # key in the config of a checkpoint that we wrote for another library
 VERSION_KEY = "vanilla_transformer_version"
 VOCABULARIES = (  # a checkpoint with one of these has a tokenizer

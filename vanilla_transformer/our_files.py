@@ -11,6 +11,7 @@ from .files import (
     CONFIG,
     MANIFEST,
     MODULES,
+    TOKEN_HEADS,
     TOKENIZER_FILES,
     TRITON_CONFIG,
     TRITON_MARK,
@@ -35,6 +36,7 @@ EXPORT_FILE = re.compile(
 COMPANION = re.compile(
     r"(preprocessor_config|modules|config_sentence_transformers|sentence_[\w-]+_config)\.json"
 )
+TOKEN_HEAD = re.compile(rf"({'|'.join(TOKEN_HEADS)})\.(safetensors|pt)")
 OF_MODULE = re.compile(r"([\w-]+)/(config\.json|model\.safetensors|pytorch_model\.bin)")
 IGNORED = {"__pycache__", ".DS_Store"}  # files that operating systems create
 IGNORED_ON_MOUNT = {"lost+found", ".partial"}
@@ -154,8 +156,8 @@ def files_of_triton_model(directory: Path) -> set[str]:
 def companions_in(directory: Path, files: Iterable[str]) -> set[str]:
     """Return those of `files`, paths relative to `directory`, that are companions of a model.
 
-    These are configs of image processors and sentence-transformers, and files in the folder of a
-    module that modules.json names.
+    These are configs of image processors and sentence-transformers, BGE-M3's heads, and files in
+    the folder of a module that modules.json names.
     """
     try:
         modules = json.loads((directory / MODULES).read_bytes())
@@ -164,4 +166,6 @@ def companions_in(directory: Path, files: Iterable[str]) -> set[str]:
         module_paths = set()
     matches = [match for match in map(OF_MODULE.fullmatch, files) if match]
     of_modules = {match[0] for match in matches if match[1] in module_paths}
-    return of_modules | {name for name in files if COMPANION.fullmatch(name)}
+    return of_modules | {
+        name for name in files if COMPANION.fullmatch(name) or TOKEN_HEAD.fullmatch(name)
+    }

@@ -26,6 +26,9 @@ from .search import StepLogits
 # Finished inputs leave rows that started together once they are this share of them and have so many
 # rows: each time costs as much as a fraction of a step, of small models as much as a step.
 MIN_SHARE, MIN_ROWS = 1 / 8, 4
+# Rows of beams from which on the graph that returns their best tokens is opened. With fewer rows,
+# its copy of the weights takes more memory than the logits of a step.
+MIN_CANDIDATE_ROWS = 160
 
 
 class GenerationBatch:
@@ -191,7 +194,11 @@ class GenerationBatch:
         self.settle()
 
     def prefill(self, request: GenerationRequest) -> np.ndarray:
-        """Open rows for `request` and return the logits (B, V) after its prompts."""
+        """Open rows for `request` and return the logits (B, V) after its prompts, or log p (B, C)
+        of their best tokens."""
+        rows = len(request.input_ids) * request.options.rows_per_input
+        if request.candidates and rows >= MIN_CANDIDATE_ROWS:
+            self.model.open_candidates()
         self.rows = self.factory.open(request)
         try:
             return self.rows.prefill(request.input_ids, request.attention_mask)[:, -1]
@@ -248,7 +255,8 @@ class GenerationBatch:
             return self.run_search(self.search)
         if not self.cohorts or self.rows is None:
             return 0
-        logits = StepLogits(self.next_logits(self.rows), self.rows.places, self.model.threads)
+        values, rows = self.next_logits(self.rows), self.rows
+        logits = StepLogits(values, rows.places, self.model.threads, rows.best_tokens)
         num_tokens, self.has_ended = 0, False
         for cohort in self.cohorts:
             num_tokens += cohort.advance(logits)
@@ -257,13 +265,14 @@ class GenerationBatch:
             if cohort.parents is not None:
                 self.is_settled = False
         if self.has_ended:
-            self.align_ended(self.rows)
+            self.align_ended(rows)
         if len(self.cohorts) > 1:
             self.join_cohorts()
         return num_tokens
 
     def next_logits(self, rows: Rows) -> np.ndarray:
-        """Return the logits (rows, V) after the tokens of all cohorts, or after the prompts."""
+        """Return the logits (rows, V) after the tokens of all cohorts, or after the prompts, or log
+        p of the best tokens."""
         if self.logits is not None:
             values, self.logits = self.logits, None
             return values
@@ -349,8 +358,10 @@ def batch_request(groups: list[Group]) -> GenerationRequest:
     prompts = move_padding(*prompts, "left", fill)
     if inputs[0].source is None:
         return GenerationRequest(options, *prompts)
+    finds_best = all(group.is_plain and group.options.num_beams > 1 for group in groups)
+    candidates = max(group.options.candidates for group in groups) if finds_best else 0
     ids, mask = pad_sequences([list(row.source or ()) for row in inputs], fill)
     for of_row, row in zip(mask, inputs):
         if row.source_mask is not None:
             of_row[: len(row.source_mask)] = row.source_mask
-    return GenerationRequest(options, *prompts, (ids, mask))
+    return GenerationRequest(options, *prompts, (ids, mask), candidates)

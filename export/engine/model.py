@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+import threading
 from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Any
@@ -29,8 +30,9 @@ if find_spec("onnxruntime") is None:  # it is imported when graphs are loaded
     )
 
 MAX_THREADS = 1024
-# roles of the graphs that are opened when they are first needed, fields of a manifest that has them
-ON_FIRST_USE = ("step", ALIGNMENT)
+CANDIDATES = "candidates"
+# roles of the graphs that are opened when they are first needed; an export may lack them
+ON_FIRST_USE = ("step", CANDIDATES, ALIGNMENT)
 
 
 def open_export(
@@ -63,8 +65,11 @@ def open_export(
     opened = dataclasses.replace(info, dtype=dtype or info.dtypes[0])
     activations = info.manifest["activations"]
     specs = target.graph_specs(info.config, info.architecture, opened.dtype, activations)
-    lacking = [role for role in ON_FIRST_USE if info.manifest.get(role) is None]
-    specs = {role: spec for role, spec in specs.items() if role not in lacking}
+    specs = {
+        role: spec
+        for role, spec in specs.items()
+        if role not in ON_FIRST_USE or spec.file in info.manifest["files"]
+    }
     opened = dataclasses.replace(opened, specs=specs)
     _ = opened.defaults  # which raises for values that generation_config.json cannot have
     return opened
@@ -152,6 +157,7 @@ class OnnxModel:
         # without a method of this model, as references in a circle would keep its memory
         target_options = find_target(info).provider_options
         self.loaded = LoadedExport(info, threads, target_options, **settings)
+        self.opening = threading.Lock()
         self.is_closed = False
 
     @property
@@ -219,9 +225,19 @@ class OnnxModel:
 
     def session(self, role: str) -> Session:
         """Return the session of the graph of `role`, which is opened if it is not yet."""
-        if role not in self.loaded.sessions:
-            self.open([role])
+        with self.opening:  # several batches may need it at the same time
+            if role not in self.loaded.sessions:
+                self.open([role])
         return self.loaded.sessions[role]
+
+    def open_candidates(self) -> None:
+        """Open the graph that returns the best tokens of beams, if the export has one. Beam search
+        then uses it.
+
+        A batch that still runs when the model is closed goes on with logits.
+        """
+        if CANDIDATES in self.info.specs and not self.is_closed:
+            self.session(CANDIDATES)
 
     def with_threads(self, threads: int) -> "OnnxModel":
         """Return a model of the same export whose graphs use this number of CPU `threads`, or this

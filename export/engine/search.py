@@ -31,17 +31,24 @@ class StepLogits:
     for all searches.
 
     Args:
-        values: the logits, in the order of the graph.
+        values: the logits, in the order of the graph. With `tokens`, log p of these.
         places: the place of each row in `values`, None if they have the order of the rows.
         threads: CPU threads that select the best tokens.
+        tokens: (rows, C), the best tokens, if the graph has found them.
     """
 
-    def __init__(self, values: np.ndarray, places: np.ndarray | None = None, threads: int = 1):
+    def __init__(
+        self,
+        values: np.ndarray,
+        places: np.ndarray | None = None,
+        threads: int = 1,
+        tokens: np.ndarray | None = None,
+    ):
         self.values = values
         self.places = places
         self.threads = threads
         self.likeliest: np.ndarray | None = None
-        self.top: tuple[np.ndarray, np.ndarray] | None = None
+        self.top = None if tokens is None else (values, tokens)
 
     def of(self, rows: slice) -> np.ndarray:
         """Return the logits of `rows`, which the caller may overwrite."""

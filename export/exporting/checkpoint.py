@@ -17,6 +17,7 @@ from vanilla_transformer.checkpoint_files import (
 )
 from vanilla_transformer.companions import SPLADE, Companions, companions
 from vanilla_transformer.errors import torch_missing
+from vanilla_transformer.files import TOKEN_HEADS
 from vanilla_transformer.generation_settings import read_generation_settings
 from vanilla_transformer.source import Source
 from vanilla_transformer.variants import PLAIN_NAMES
@@ -24,7 +25,7 @@ from vanilla_transformer.variants import PLAIN_NAMES
 from ..errors import UsageError
 from ..graphs.config import Config
 from ..graphs.weights import CheckpointWeights, load_checked_weights
-from ..heads import HEADS, MASKED_LM, READS_IMAGES, SPARSE_EMBEDDING
+from ..heads import ENCODER, HEADS, M3_EMBEDDING, MASKED_LM, READS_IMAGES, SPARSE_EMBEDDING
 from ..inference.export_info import CARD, TOKENIZER_FILES, default_options
 from ..inference.options import PROMPT_LOOKUP
 from ..text.checks import check_choice
@@ -82,6 +83,7 @@ class Checkpoint:
             set_image_size(source, config, image_size)
         files = companions(directory)
         set_sparse_head(source, config, files)
+        set_token_heads(source, config, files)
         model = load_torch_model(source) if HAS_TORCH else None
         weights = (load_checked_weights if model is None else CheckpointWeights)(directory, config)
         generation = generation_settings(directory, config, model)
@@ -164,6 +166,21 @@ def set_sparse_head(source: Source, config: Config, companions: Companions) -> N
         check_choice(f"{key} of {SPLADE}", value, SPLADE_FIELDS[key])
     config.values.splade = splade
     config.architecture = SPARSE_EMBEDDING
+
+
+def set_token_heads(source: Source, config: Config, companions: Companions) -> None:
+    """Give `config` the heads of BGE-M3 if the checkpoint has their weights.
+
+    Raises ValueError for another class than an encoder without a head.
+    """
+    if not companions.has_token_heads:
+        return
+    if config.architecture != ENCODER:
+        raise ValueError(
+            f"{source} is a {config.architecture} with {' and '.join(TOKEN_HEADS)} of BGE-M3, "
+            f"expected a {ENCODER}"
+        )
+    config.architecture = M3_EMBEDDING
 
 
 def load_torch_model(source: Source) -> "PreTrainedModel":

@@ -11,9 +11,10 @@ from typing import Any
 from vanilla_transformer.checkpoint_files import GENERATION_CONFIG, for_every_version
 from vanilla_transformer.files import CHAT_TEMPLATE
 
-from ..heads import EMBED, HEADS
+from ..heads import EMBED, EMBED_MULTI_VECTOR, HEADS
 from ..inference.export_info import TOKENIZER_FILES
 from ..text.sentence_modules import read_modules
+from ..text.token_heads import read_token_heads
 from .checkpoint import Checkpoint
 from .languages import read_languages
 from .plan import Graphs
@@ -45,7 +46,7 @@ def write_companions(checkpoint: Checkpoint, graphs: Graphs, directory: Path) ->
     The fields are sentence_modules, languages (if the model generates and the tokenizer has any)
     and genai (for portable decoders). Call this after the graphs are written.
 
-    Raises ValueError for sentence modules that `embed` cannot follow.
+    Raises ValueError for sentence modules and heads that the runtime cannot follow.
     """
     if checkpoint.generates:
         # as transformers writes it
@@ -63,8 +64,11 @@ def write_companions(checkpoint: Checkpoint, graphs: Graphs, directory: Path) ->
         graphs.dtypes,
     )
     facts: dict[str, Any] = {"sentence_modules": checkpoint.companions.facts()}
-    if EMBED in HEADS[checkpoint.architecture].tasks:
-        read_modules(facts["sentence_modules"], WrittenFiles(directory))
+    tasks, files = HEADS[checkpoint.architecture].tasks, WrittenFiles(directory)
+    if EMBED in tasks:
+        read_modules(facts["sentence_modules"], files)
+    if EMBED_MULTI_VECTOR in tasks:
+        read_token_heads(files, checkpoint.config.hidden_size)
     if checkpoint.generates:
         start = checkpoint.generation.get("decoder_start_token_id")
         languages = read_languages(directory, start)

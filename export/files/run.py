@@ -301,6 +301,7 @@ class File:
         before = before if self.output.path.exists() else None
         digest = hashlib.sha256()
         total = {"lines": 0, "bad": 0, "warnings": 0}
+        texts: list[str] = []  # of the first warning of each shard
         count = 0
         for shard in self.source.shards(self.runner.shard_lines):
             count += 1
@@ -310,6 +311,7 @@ class File:
                 continue
             facts = self.shard_facts(shard, bar)
             total = {key: value + facts[f"{key}_count"] for key, value in total.items()}
+            texts += facts["warnings"]
         if self.stamps() != stamps:
             raise ValueError(
                 f"{self.source.path} changed while it was read, expected an unchanged file"
@@ -318,6 +320,9 @@ class File:
             self.check_input(before, digest.hexdigest())
             return before
         self.output.publish(count, self.source.format.join)
+        if texts:
+            seen = f"warnings of {self.output.path}: {total['warnings']}"
+            warnings.warn(f"{seen}, the first: {texts[0]}", stacklevel=1)
         return {**total, "input": digest.hexdigest()}
 
     def stamps(self) -> list:
@@ -351,6 +356,7 @@ class File:
             "bad": results.bad,
             "bad_count": len(results.bad),
             "lines_count": len(rows),
+            "warnings": results.warnings[:1],
             "warnings_count": len(results.warnings),
         }
         with self.output.new(shard.number, facts) as file:

@@ -72,6 +72,16 @@ def best_groups(op: Ops, groups: Value, count: Value) -> Value:
     return ordered
 
 
+def top_tokens(op: Ops, logits: Value, count: Value, factor: int = 1) -> tuple[Value, Value]:
+    """Return log p and ids of the `count` (1,) most likely tokens of `logits` (R, V), both (R,
+    count). The best token comes first, and of equal ones the lowest id. `factor` is as in `top_k`.
+    """
+    # first, while the logits are in the cache
+    log_p = op("LogSoftmax", logits, axis=1)
+    _, tokens = top_k(op, logits, count, factor)
+    return op("GatherElements", log_p, tokens, axis=1), tokens
+
+
 def running_beams(op: Ops, rules: BeamRules, scores: Value, ends: Value) -> list[Value]:
     """Return scores and numbers, both (B, K), of the best candidates that go on.
 

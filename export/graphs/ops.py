@@ -138,12 +138,17 @@ def branch(name: str, ops: Ops, output: Value) -> ir.Graph:
 
     The output has the type that the graph computes in.
     """
-    for number, node in enumerate(ops.nodes):
-        for value in node.outputs:
-            # no other value of the graph may have this name
-            value.name = f"{name}.{number}.{value.index()}"
+    name_values(name, ops)
     output.name, output.type = name, ir.TensorType(data_type(ops.dtype.name))
     return ir.Graph([], [output], nodes=ops.nodes, name=name)
+
+
+def name_values(name: str, ops: Ops) -> None:
+    """Give the outputs of the nodes of `ops`, part of the inner graph `name`, names that no other
+    value of the graph has."""
+    for number, node in enumerate(ops.nodes):
+        for value in node.outputs:
+            value.name = f"{name}.{number}.{value.index()}"
 
 
 def with_spec(value: Value, tensor: TensorSpec) -> Value:

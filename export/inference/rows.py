@@ -30,12 +30,15 @@ class GenerationRequest:
         input_ids: prompts (B, P); for seq2seq the decoder prompts.
         attention_mask: (B, P), 0 for padding, which may be on either side.
         source: ids and mask (B, S) of the encoder input of seq2seq models, padded on the right.
+        candidates: the number of best tokens of each row that the caller needs, instead of all
+            logits. 0 if it needs the logits.
     """
 
     options: Options
     input_ids: np.ndarray
     attention_mask: np.ndarray
     source: tuple[np.ndarray, np.ndarray] | None = None
+    candidates: int = 0
 
 
 class Rows(Protocol):
@@ -54,6 +57,12 @@ class Rows(Protocol):
     def places(self) -> np.ndarray | None:
         """(rows,), the place of each row in the logits that `step` returns. `None` if these have
         the order of the rows."""
+
+    @property
+    def best_tokens(self) -> np.ndarray | None:
+        """(rows, C), the best tokens of each row after the last step, best first, for a request
+        with C `candidates`. `prefill` and `step` then return their log p (rows, 1, C). `None` if
+        these return logits, as all rows may do."""
 
     @property
     def shrinks(self) -> bool:

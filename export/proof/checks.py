@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..engine.model import OnnxModel, find_target, main_roles
+from ..engine.model import CANDIDATES, OnnxModel, find_target, main_roles
 from ..errors import RequestError
 from ..inference.export_info import ExportInfo
 from ..runtime import Runtime
@@ -111,6 +111,8 @@ class Subject:
             checks["recorded outputs"] = self.check_recorded
         if self.model.info.generates:
             checks |= {"greedy search": self.check_greedy, "beam search": self.check_beams}
+        if CANDIDATES in self.model.info.specs:
+            checks["best tokens"] = self.check_candidates
         if alignment.ROLE in self.model.info.specs:
             checks["alignment"] = self.check_alignment
         if self.model.info.step:  # which has a graph of its own
@@ -156,6 +158,15 @@ class Subject:
         """Compare the scores of beam search: several sequences may be the best."""
         report = Report(self.expected_tolerance)
         report.compare_beams(self.results["beam_scores"], self.expected)
+        return report
+
+    def check_candidates(self) -> Report:
+        """Compare beam search with the graph that returns best tokens with the first run, which had
+        logits."""
+        first = {**self.expected, **self.results}
+        self.model.open_candidates()
+        report = Report(self.repeated_tolerance)
+        report.compare_beams(searches(self.model, self.reference)["beam_scores"], first)
         return report
 
     def check_alignment(self) -> Report:

@@ -28,8 +28,8 @@ def model_facts(
     dtype, calibration (the numbers `matmuls` and `row_scales`, those with a scale for each row, or
     None), rows_are_independent, threads, cpu_quota, changed_files and warnings. Models of texts
     have max_position_embeddings and token_types (whether the graph reads them) too. Models that
-    embed texts add `embedding_facts` or `sparse_facts`, classifiers `label_facts`, and models that
-    name labels `labels`.
+    embed texts add `embedding_facts`, `sparse_facts` or both, classifiers `label_facts`, and models
+    that name labels `labels`.
     """
     target, tasks = find_target(info), HEADS[info.architecture].tasks
     facts = {
@@ -50,11 +50,11 @@ def model_facts(
         warnings += text_problems(info)
     if tokenizer is not None:
         warnings += vocabulary_problems(info, tokenizer)
-    if EMBED in tasks:
-        facts |= embedding_facts(info)
-        warnings += pooling_problems(info)
     if EMBED_SPARSE in tasks:
         facts |= sparse_facts(info)
+    if EMBED in tasks:  # after it, because `similarity` of BGE-M3 is that of its dense vectors
+        facts |= embedding_facts(info)
+        warnings += pooling_problems(info)
     if CLASSIFY in tasks or CLASSIFY_IMAGES in tasks:
         facts |= label_facts(info)
     if "id2label" in info.config and not LABELED.isdisjoint(tasks):
@@ -146,7 +146,7 @@ def sparse_facts(info: ExportInfo) -> dict[str, Any]:
     config = sentence_config(info)
     return {
         **prompt_facts(info),
-        **info.config["splade"],
+        **info.config.get("splade", {}),
         "max_active_dims": config.get("max_active_dims"),
         "similarity": config.get("similarity_fn_name") or "dot",
     }

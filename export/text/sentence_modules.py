@@ -3,7 +3,7 @@ make one vector of the hidden states of a text."""
 
 import io
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -195,12 +195,20 @@ def module_tensors(files: Files, module: dict, *names: str) -> dict[str, np.ndar
             f"{files.directory} has a module {kind} without a folder, expected its name: export "
             "again"
         )
-    name = f"{module['folder']}/model.safetensors"
+    return file_tensors(files, f"{module['folder']}/model.safetensors", f"module {kind}", names)
+
+
+def file_tensors(
+    files: Files, name: str, owner: str, names: Sequence[str]
+) -> dict[str, np.ndarray]:
+    """Return {name: array} of the weights in the file `name`, those of `owner`.
+
+    Raises ValueError if the file is missing or no safetensors file, or lacks a tensor of `names`.
+    """
     content = files.read(name)
     if content is None:
         raise ValueError(
-            f"{files.directory} has no {name}, expected the weights of its module {kind}: export "
-            f"again"
+            f"{files.directory} has no {name}, expected the weights of its {owner}: export again"
         )
     tensors = read_safetensors(content, name)
     if not set(names) <= tensors.keys():

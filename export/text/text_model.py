@@ -14,6 +14,7 @@ from ..inference.options import Options
 from .detokenizer import Detokenizer
 from .languages import Choice, Languages
 from .sentence_modules import SentenceModules
+from .token_heads import TokenHeads
 from .tokenization_spaces import CleaningDetokenizer
 from .tokenizer_settings import TokenizerSettings
 
@@ -38,6 +39,9 @@ class TextModel(Protocol):
 
     @property
     def sentence_modules(self) -> SentenceModules: ...
+
+    @property
+    def token_heads(self) -> TokenHeads: ...
 
     def encode(self, texts: list[str], special_tokens: bool) -> list[Encoding]:
         """Return the encoding of each text, with or without special tokens."""

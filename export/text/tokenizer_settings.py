@@ -15,6 +15,8 @@ NO_LIMIT = 10**9  # tokens; transformers writes 10**30 for a tokenizer without a
 CONVENTIONS = {
     "mask_token": ("[MASK]", "<mask>"),
     "cls_token": ("[CLS]", "<s>"),
+    "eos_token": ("</s>",),
+    "pad_token": ("[PAD]", "<pad>"),
     "unk_token": ("[UNK]", "<unk>"),
 }
 

@@ -154,6 +154,10 @@ def test_layout_of_older_versions_is_converted(saved, tmp_path):
     )
     edit_json(saved / "tokenizer_config.json", model_max_length=512)
     convert(saved, tmp_path / "ours")
+    assert {file.name for file in (tmp_path / "ours" / "2_Dense").iterdir()} == {
+        "config.json",
+        "model.safetensors",
+    }
     np.testing.assert_allclose(embeddings(saved), expected, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(embeddings(tmp_path / "ours"), expected, rtol=1e-5, atol=1e-5)
 

@@ -71,6 +71,7 @@ MODELS = {
         {"encoder_layers": 1, "decoder_layers": 2},
     ),
     "sparse": ("VanillaEncoderForMaskedLM", {"num_hidden_layers": 1}),
+    "m3": ("VanillaEncoderM3Model", {"num_hidden_layers": 1}),
     "vision": (
         "VanillaVisionForImageClassification",
         {"num_hidden_layers": 1, "image_size": 12, "patch_size": 4},
@@ -96,6 +97,7 @@ EXPORTS = {
     "seq2seq in shards": ["--target", "portable", "--dtype", "int8"],
     "seq2seq in float16": ["--target", "cpu"],
     "sparse": ["--target", "cpu", "--dtype", "int8"],
+    "m3": ["--target", "cpu", "--dtype", "int8"],
     "vision": ["--image-size", "free"],
 }
 
@@ -140,6 +142,9 @@ def checkpoints(tmp_path_factory):
     (folder / "sparse/modules.json").write_text(json.dumps(modules))
     (folder / "sparse/1_SpladePooling").mkdir()
     (folder / "sparse/1_SpladePooling/config.json").write_text("{}")
+    for name, size in {"sparse_linear": 1, "colbert_linear": SIZES["hidden_size"]}.items():
+        head = torch.nn.Linear(SIZES["hidden_size"], size)
+        save_file(head.state_dict(), folder / f"m3/{name}.safetensors")
     words = Tokenizer(
         models.WordLevel({f"w{number}": number for number in range(48)}, unk_token="w3")
     )

@@ -371,6 +371,22 @@ def test_progress_is_printed_without_terminal(bulk, tmp_path, monkeypatch, capsy
     )
 
 
+def test_first_warning_of_a_file_is_shown_and_all_are_counted(bulk, runtime_of, tmp_path):
+    lines = [line for line in some_lines(40) if line]
+    with pytest.warns(UserWarning) as expected:
+        runtime_of("seq2seq").translate(lines, max_new_tokens=1)
+    source = write(tmp_path / "a.en", lines)
+    with pytest.warns(UserWarning) as caught:
+        report = bulk(options={"max_new_tokens": 1}).to_directory([source], tmp_path / "out")
+    [message] = [str(warning.message) for warning in caught]
+    [(name, counts)] = report["files"].items()
+    start, _, first = message.partition(", the first: ")
+    assert (
+        counts["warnings"] == len(expected) > 1 and start == f"warnings of {name}: {len(expected)}"
+    )
+    assert first in [str(warning.message) for warning in expected]
+
+
 def test_benchmark_runs(runtime_of, tmp_path, monkeypatch, capsys):
     """The benchmark runs in one process here, because memory is not measured."""
     monkeypatch.setattr(benchmark, "isolated", lambda function, *arguments: function(*arguments))

@@ -155,6 +155,9 @@ def data(tmp_path_factory):
         Normalize(),
     ]
     SentenceTransformer(modules=modules, device="cpu").save(str(root / EMBEDDER))
+    for name, size in {"sparse_linear": 1, "colbert_linear": 4}.items():  # as of BGE-M3
+        head = torch.nn.Linear(SHAPE["hidden_size"], size)
+        torch.save(head.state_dict(), root / EMBEDDER / f"{name}.pt")
     main(["export", str(root / TRANSLATOR), str(root / "export")])
     return root
 
@@ -201,7 +204,8 @@ def test_command_writes_the_same_for_hub_id_and_directory(name, results, data):
         path.relative_to(actual).as_posix() for path in actual.rglob("*") if path.is_file()
     )
     assert ("tokenizer.json" in files) == (name != "attention")
-    assert ("2_Dense/model.safetensors" in files) == (name == "convert modules")
+    for weights in ("2_Dense/model.safetensors", "colbert_linear.safetensors"):
+        assert (weights in files) == (name == "convert modules")
     # These files contain the source of the model, or times.
     varying_files = (
         {"training.json", "curves.png"} if name == "train" else {"tokenizer_config.json"}

@@ -36,7 +36,7 @@ NOT_RUN = {
     "coming-from-optimum.md": 1,
     "coming-from-text-embeddings-inference.md": 1,
     "training.md": 4,
-    "run.md": 3,
+    "run.md": 4,
     "serving.md": 2,
     "serving-ray.md": 2,
     "serving-tasks.md": 2,

@@ -109,7 +109,7 @@ class OneByOneFactory:
 
 class OneByOneRows:
     all_logits = False
-    places = None
+    places = best_tokens = None
     shrinks = False
     steps = []
 

@@ -21,6 +21,7 @@ WINDOW, PORTABLE_INT8 = ("causal-window", "portable"), ("seq2seq", "portable", "
 MODEL, SOURCES = "onnx/model.onnx", "onnx/encoder_model.onnx"
 DECODER, STEP = "onnx/decoder_model_merged.onnx", "onnx/decoder_step_model.onnx"
 BEAMS, ALIGNMENT = "onnx/beam_search.onnx", "onnx/alignment_model.onnx"
+CANDIDATES = "onnx/decoder_candidates_model.onnx"
 
 
 # ------------------------------------------------------------------------------- faults of graphs
@@ -129,6 +130,17 @@ def replace_operator(before, after):
     return fault
 
 
+def change_inner(before, after):
+    """Return a fault like `replace_operator`, in the body of the loop of a graph."""
+
+    def fault(graph):
+        [loop] = [node for node in graph.node if node.op_type == "Loop"]
+        [body] = [attribute.g for attribute in loop.attribute if attribute.name == "body"]
+        replace_operator(before, after)(body)
+
+    return fault
+
+
 def change_scale(graph):
     """Change the scale of attention: an attribute, or the constant 1 / sqrt(6) or 1 / sqrt(8)."""
     attributes = [
@@ -201,6 +213,13 @@ GRAPH_FAULTS = {
     "caches of sources": (
         SEQ2SEQ, STEP, swap("past_key_values.0.encoder.key", "past_key_values.1.encoder.key")
     ),
+    "weight of best tokens": (
+        SEQ2SEQ, CANDIDATES, change_weight("layers.0.cross_attn.q_proj.weight", negate)
+    ),
+    "weight of best tokens in int8": (
+        INT8_SEQ2SEQ, CANDIDATES, change_weight("layers.0.cross_attn.q_proj.weight.int8", negate)
+    ),
+    "log p of best tokens": (SEQ2SEQ, CANDIDATES, change_inner("LogSoftmax", "Softmax")),
     "mask of an alignment": (SEQ2SEQ, ALIGNMENT, mask_of_ones("encoder_attention_mask")),
     "scale of an alignment": (SEQ2SEQ, ALIGNMENT, change_scale),
     "weight of an alignment in int8": (

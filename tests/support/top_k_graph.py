@@ -6,7 +6,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir import Value
 
-from vanilla_transformer_export.graphs.beams import top_k
+from vanilla_transformer_export.graphs.beams import top_tokens
 from vanilla_transformer_export.graphs.ops import IR_VERSION, Ops, with_spec
 from vanilla_transformer_export.specs.graph_spec import TensorSpec
 
@@ -41,15 +41,6 @@ def top_k_graph() -> onnx.ModelProto:
         name="top_k",
     )
     return ir.to_proto(ir.Model(graph, ir_version=IR_VERSION))
-
-
-def top_tokens(op: Ops, logits: Value, count: Value) -> tuple[Value, Value]:
-    """Return log p and ids of the `count` (1,) most likely tokens of `logits` (rows, V), both
-    (rows, count). The best token comes first, and of equal ones the lowest id."""
-    # first, while the logits are in the cache
-    log_p = op("LogSoftmax", logits, axis=1)
-    _, tokens = top_k(op, logits, count)
-    return op("GatherElements", log_p, tokens, axis=1), tokens
 
 
 if __name__ == "__main__":

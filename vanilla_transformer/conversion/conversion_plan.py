@@ -153,7 +153,8 @@ class ConversionPlan:
         shapes = {self.stored.get(name, name): shape for name, shape in self.shapes.items()}
         tensors = ((self.stored.get(name, name), tensor) for name, tensor in self.tensors())
         write_safetensors(directory / "model.safetensors", shapes, tensors)
-        if self.model._auto_class is not None:
+        is_ours = self.model._auto_class is not None
+        if is_ours:
             custom_object_save(self.model, directory, config=self.model.config)
         self.model.config.save_pretrained(directory)
         if self.generation_config is not None:
@@ -162,7 +163,8 @@ class ConversionPlan:
             self.tokenizer.save(directory, learned_positions(self.model.config))
         if self.translates:
             carry_translation(directory)
-        self.companions.copy(directory)
+        copy = Companions.copy_without_pickles if is_ours else Companions.copy_for_flag_embedding
+        copy(self.companions, directory)
         name_image_processor(directory / IMAGE_PROCESSOR, self.image_processor)
 
     def _check_disk_space(self, directory: Path) -> None:

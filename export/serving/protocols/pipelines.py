@@ -231,13 +231,12 @@ def take_text_options(options: dict[str, Any]) -> TextOptions:
     `MAX_KEPT` texts.
     """
     aligning = Aligning(*(options.pop(name) for name in Aligning._fields))
-    own = {name: options.pop(name) for name in ("copy_letterless", "markup", "keep")}
-    if isinstance(own["keep"], str):
-        seen = short_repr(own["keep"])
-        raise UsageError(f"keep is {seen}, expected true or a list of texts", "keep")
-    if isinstance(own["keep"], list) and len(own["keep"]) > MAX_KEPT:
-        raise TooLong(f"keep has {len(own['keep'])} texts, expected at most {MAX_KEPT}")
-    return TextOptions(aligning=aligning, **own)
+    copy_letterless, markup, keep = map(options.pop, ("copy_letterless", "markup", "keep"))
+    if isinstance(keep, str):
+        raise UsageError(f"keep is {short_repr(keep)}, expected true or a list of texts", "keep")
+    if isinstance(keep, list) and len(keep) > MAX_KEPT:
+        raise TooLong(f"keep has {len(keep)} texts, expected at most {MAX_KEPT}")
+    return TextOptions(copy_letterless=copy_letterless, markup=markup, keep=keep, aligning=aligning)
 
 
 def answer_fields(name: str, result: str | Translation) -> dict[str, Any]:

@@ -128,7 +128,7 @@ async def embed_sparse(request: Request, body: EmbedSparseRequest) -> Response:
 
     The response is a list in the order of the inputs, also for one input. Each entry is a list of
     `{"index": number, "value": number}` with the values that are not 0, where `index` is the id of
-    a token. The model must be a masked language model with SpladePooling."""
+    a token. The model must be a masked language model with SpladePooling, or a BGE-M3."""
     model, inputs, cut = await open_inputs(request, EMBEDS_SPARSE, body)
 
     def answer() -> bytes:

@@ -6,9 +6,12 @@
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+import onnx_ir as ir
 from onnx_ir import Value
 
 from ...graphs.alignment import cross_attentions
+from ...graphs.beams import top_tokens
 from ...graphs.context import (
     Caches,
     GraphContext,
@@ -29,10 +32,14 @@ from ...graphs.onnxruntime_attention import (
     target_attention,
     tiled_attention,
 )
+from ...graphs.ops import Ops, data_type, name_values
 from ...graphs.precisions import BLOCK_INT4, FLOAT, ROW_INT8
 from ...graphs.sequences import sequence_outputs, source_encoder, state_at
 
 DIALECT = replace(STANDARD, rms_norm=fused_rms_norm, rotate=fused_rotate)
+# rows whose logits are computed together, so that these stay in the cache of a core until their
+# best tokens are found
+BLOCK = 64
 
 
 def decoder(g: GraphContext, inputs: Values) -> list[Value]:
@@ -55,7 +62,7 @@ def step(g: GraphContext, inputs: Values) -> list[Value]:
     those of the source.
     """
     states, present = row_states(g, inputs)
-    return [next_logits(g, states), *present]
+    return [logits(g, g.op("Squeeze", states, [1])), *present]
 
 
 def row_states(g: GraphContext, inputs: Values) -> tuple[Value, list[Value]]:
@@ -77,14 +84,65 @@ def row_states(g: GraphContext, inputs: Values) -> tuple[Value, list[Value]]:
 def beams(g: GraphContext, inputs: Values) -> list[Value]:
     """Write a step of one token per beam and return `[logits, key, value, …]`.
 
-    The beams of all inputs have the same length. The logits are (rows, V), one row per beam.
+    The logits are (rows, V), one row per beam.
     """
+    states, present = beam_states(g, inputs)
+    return [logits(g, states), *present]
+
+
+def candidates(g: GraphContext, inputs: Values) -> list[Value]:
+    """Write the same step and return `[log_p, tokens, key, value, …]`.
+
+    Instead of the logits it returns the `count` most likely tokens of each row with their log p,
+    both (rows, count).
+    """
+    states, present = beam_states(g, inputs)
+    return [*best_tokens(g, states, inputs["count"]), *present]
+
+
+def beam_states(g: GraphContext, inputs: Values) -> tuple[Value, list[Value]]:
+    """Return the final states (rows, D) of beams, and the new caches, keys and values layer by
+    layer. The beams of all inputs have the same length."""
     caches, source = Caches(inputs), Caches(inputs, is_source=True)
     positions = g.op("Unsqueeze", g.op.cast(inputs["past_length"], "int64"), [0])
     self_attn = beam_attention(g, inputs, caches)
     cross_attn = beam_cross_attention(g, inputs["encoder_attention_mask"], source.past)
     states = decoder_states(g, inputs["input_ids"], positions, self_attn, cross_attn)
-    return [next_logits(g, states), *flat(caches.present)]
+    return g.op("Squeeze", states, [1]), flat(caches.present)
+
+
+def best_tokens(g: GraphContext, states: Value, count: Value) -> list[Value]:
+    """Return log p and ids of the `count` (1,) most likely tokens after each of `states` (rows, D),
+    both (rows, count). They are found in a loop over blocks of `BLOCK` rows."""
+    shape = g.op.shape(0, count)
+    before = [
+        g.op("ConstantOfShape", shape, value=ir.tensor(np.zeros(1, dtype)))
+        for dtype in (np.float32, np.int64)
+    ]
+    num_blocks = g.op("Div", g.op("Add", g.op.size(states, 0), BLOCK - 1), BLOCK)
+    body = best_tokens_of_block(g, states, count)
+    return g.op.outputs(2, "Loop", g.op("Squeeze", num_blocks), None, *before, body=body)
+
+
+def best_tokens_of_block(g: GraphContext, states: Value, count: Value) -> ir.Graph:
+    """Return the body of the loop of `best_tokens`, which appends the results of a block of
+    `states` to those of the blocks before it."""
+    op, name = Ops(g.op.dtype, g.op), "block"
+    inputs = [
+        Value(name=f"{name}.{place}", type=ir.TensorType(data_type(dtype)))
+        for place, dtype in enumerate(("int64", "bool", "float32", "int64"))
+    ]
+    number, goes_on, *before = inputs
+    number.shape = goes_on.shape = ir.Shape([])
+    start = op("Mul", number, [BLOCK])
+    rows = op("Slice", states, start, op("Add", start, BLOCK), [0])
+    best = top_tokens(op, logits(replace(g, op=op), rows), count, g.config.vocab_size)
+    outputs = [op("Identity", goes_on)]
+    outputs += [op("Concat", *both, axis=0) for both in zip(before, best)]
+    name_values(name, op)
+    for output, like in zip(outputs, inputs[1:]):
+        output.type, output.shape = like.type, like.shape
+    return ir.Graph(inputs, outputs, nodes=op.nodes, name=name)
 
 
 def alignment(g: GraphContext, inputs: Values) -> list[Value]:
@@ -95,17 +153,12 @@ def alignment(g: GraphContext, inputs: Values) -> list[Value]:
     return cross_attentions(g, inputs, Caches(inputs, is_source=True).past, target_attention)
 
 
-def next_logits(g: GraphContext, states: Value) -> Value:
-    """Return the logits (rows, V) after the one token of each row, whose `states` are (rows, 1,
-    D)."""
-    return logits(g, g.op("Squeeze", states, [1]))
-
-
 WRITE: dict[str, WriteGraph] = {
     "sequence": partial(sequence_outputs, attention=tiled_attention),
     "decoder": decoder,
     "seq2seq encoder": partial(source_encoder, attention=tiled_attention),
     "seq2seq decoder": beams,
+    "seq2seq candidates": candidates,
     "seq2seq step": step,
     "seq2seq alignment": alignment,
 }

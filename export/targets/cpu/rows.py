@@ -3,7 +3,7 @@ size."""
 
 import math
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,10 +17,10 @@ from ...inference.rows import (
     check_memory,
     cross_states,
 )
-from ...inference.session import LoadedExport, Session
+from ...inference.session import LoadedExport
 from ...specs.caches import cache_tensors
-from ...specs.graph_spec import GraphSpec, concrete_shape
-from .slots import BoundGraph, SlotRows, by_name, ortvalue, ortvalues
+from ...specs.graph_spec import concrete_shape
+from .slots import BoundGraph, SlotRows, by_name, ortvalues
 
 # initial capacity in tokens of caches of a seq2seq decoder, whose outputs are often short
 SEQ2SEQ_CAPACITY = 32
@@ -79,7 +79,6 @@ class CpuRowsFactory:
         Raises:
             UsageError: if the request needs more memory than the machine has.
         """
-        spec = self.export.specs["decoder"]
         window = bounding_window(self.export.config)
         capacity = request.input_ids.shape[1] + min(
             request.options.max_new_tokens, INITIAL_CAPACITY
@@ -93,7 +92,6 @@ class CpuRowsFactory:
             self.export.config["vocab_size"],
             self.export.position_bytes * rows * capacity,
         )
-        session = self.export.sessions["decoder"]
         if request.source is None:
             return SlotRows(self.export, "decoder", SlotSize(rows, 0, capacity), window)
         ids, mask = request.source
@@ -102,8 +100,11 @@ class CpuRowsFactory:
             for name, states in cross_states(self.export.encode(ids, mask)).items()
         }
         arrays["encoder_attention_mask"] = pad_keys(mask, 1).copy()  # the decoder moves its rows
+        has_graph = request.candidates > 0 and "candidates" in self.export.sessions
+        role = "candidates" if has_graph else "decoder"
+        count = min(request.candidates, self.export.config["vocab_size"])
         capacity = min(capacity, SEQ2SEQ_CAPACITY)
-        return CpuBeamRows(session, spec, arrays, len(ids), capacity, self.memory)
+        return CpuBeamRows(self.export, role, arrays, capacity, count, self.memory)
 
     def open_slots(self, role: str, size: SlotSize) -> SlotRows:
         """Return rows over the step graph of `role` that may join while others run."""
@@ -137,12 +138,12 @@ class CpuBeamRows:
     whose key and value are read.
 
     Args:
-        session: the session of the decoder graph.
-        spec: the inputs and outputs of that graph.
+        export: the loaded export.
+        role: the role of the graph, "decoder" or "candidates".
         source: the keys and values of the source of each layer, and the mask of the sources.
-        rows: the number of inputs.
         capacity: the number of tokens for which the caches have room at first.
-        memory: memory for the caches and logits.
+        count: the number of best tokens of a row that the graph "candidates" returns.
+        memory: memory for the caches and the other outputs.
     """
 
     all_logits = False
@@ -151,43 +152,46 @@ class CpuBeamRows:
 
     def __init__(
         self,
-        session: Session,
-        spec: GraphSpec,
+        export: LoadedExport,
+        role: str,
         source: dict[str, np.ndarray],
-        rows: int,
         capacity: int,
+        count: int,
         memory: FreeMemory,
     ):
-        self.session = session
-        self.spec = spec
-        self.tensors = cache_tensors(spec)
+        self.session, self.spec = export.sessions[role], export.specs[role]
+        self.tensors = cache_tensors(self.spec)
+        self.results = self.spec.outputs[: -len(self.tensors)]  # without caches
         self.capacity = capacity
+        self.count = count
         self.memory = memory
-        self.rows = rows
+        self.rows = len(source["encoder_attention_mask"])  # inputs
         self.source = source
         self.length = 0
         self.bind(1)
 
-    def bind(
-        self, beams: int, caches: list[np.ndarray] | None = None, logits: np.ndarray | None = None
-    ) -> None:
-        """Bind the graph for `beams` rows of each input, to `caches` and `logits` if both are
-        passed, else to new ones."""
+    def bind(self, beams: int, arrays: Sequence[np.ndarray] = ()) -> None:
+        """Bind the graph for `beams` rows of each input, to `arrays` for its caches and results if
+        they are passed, else to new ones."""
         sizes = {
             "rows": self.rows * beams,
             "batch_size": self.rows,
             "num_beams": beams,
             "max_length": self.capacity,
+            "count": self.count,
         }
-        if caches is None or logits is None:
-            *caches, logits = (
-                self.memory.take(concrete_shape(tensor, sizes), tensor.dtype)
-                for tensor in (*self.tensors, self.spec.outputs[0])
-            )
-        self.caches, self.logits = caches, logits
-        values = ortvalues(self.source | by_name(self.tensors, caches))
-        written = {"logits": ortvalue(logits)}
+        self.arrays = arrays or [
+            self.memory.take(concrete_shape(tensor, sizes), tensor.dtype)
+            for tensor in (*self.tensors, *self.results)
+        ]
+        self.caches = self.arrays[: len(self.tensors)]
+        self.scores, *tokens = self.arrays[len(self.tensors) :]
+        self.best_tokens = tokens[0] if tokens else None
+        values = ortvalues(self.source | by_name(self.tensors, self.caches))
+        written = ortvalues(by_name(self.results, [self.scores, *tokens]))
         self.bound = BoundGraph(self.session, self.spec, values, written, sizes)
+        if tokens:
+            self.bound.arrays["count"][:] = self.count
         # of each position of a beam, the beam that wrote its key and value
         self.writers = self.bound.arrays["cache_indirection"]
         self.writers[:] = np.arange(beams)[:, None]
@@ -205,13 +209,13 @@ class CpuBeamRows:
         return logits.copy()
 
     def step(self, tokens: np.ndarray) -> np.ndarray:
-        """Feed one token per row, `tokens` (rows, 1), and return the logits (rows, 1, V). The next
-        call overwrites the logits."""
+        """Feed one token per row, `tokens` (rows, 1), and return the logits (rows, 1, V), or log p
+        (rows, 1, count) of the best tokens. The next call overwrites them."""
         if self.length == self.capacity:
             self.grow()
         self.bound.run(input_ids=tokens, past_length=self.length)
         self.length += 1
-        return self.logits[:, None]
+        return self.scores[:, None]
 
     def select(self, parents: np.ndarray) -> None:
         """Let each row continue the row that `parents` (rows,) names: of fewer inputs, with more
@@ -238,7 +242,7 @@ class CpuBeamRows:
     def copy_to_new(self, beams: int, copies: int) -> None:
         """Bind the graph for `beams` rows of each input to new caches, with the used part of the
         old ones, each row `copies` times."""
-        old = [*self.caches, self.logits]
+        old = self.arrays
         self.bind(beams)
         for cache, old_cache in zip(self.caches, old):
             used = old_cache[:, :, : self.length]
@@ -259,8 +263,7 @@ class CpuBeamRows:
         for cache in self.caches:
             by_input = cache.reshape(-1, beams, *cache.shape[1:])
             move_to_front(by_input[:, :, :, : self.length], inputs)
-        rows = self.rows * beams
-        self.bind(beams, [cache[:rows] for cache in self.caches], self.logits[:rows])
+        self.bind(beams, [array[: self.rows * beams] for array in self.arrays])
         self.writers[:] = writers
 
     def source_inputs(self, rows: np.ndarray) -> dict[str, np.ndarray]:
@@ -268,8 +271,8 @@ class CpuBeamRows:
         return {name: array[self.inputs[rows]] for name, array in self.source.items()}
 
     def close(self) -> None:
-        """Leave the memory of the caches and logits to the next rows of this thread."""
-        self.memory.give_back([*self.caches, self.logits])
+        """Leave the memory of the caches and results to the next rows of this thread."""
+        self.memory.give_back(self.arrays)
 
 
 def move_to_front(array: np.ndarray, rows: np.ndarray) -> None:

@@ -34,6 +34,7 @@ class SlotRows:
     """
 
     all_logits = False
+    best_tokens = None
     shrinks = True
 
     def __init__(self, export: LoadedExport, role: str, size: SlotSize, window: int | None = None):

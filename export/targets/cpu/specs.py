@@ -13,24 +13,52 @@ Beside `encoder` and `decoder`, a seq2seq model has the graph `step`, a decode s
 batching. Its rows differ in length, and each has its own source in a cache of `max_source`
 positions. `last_source_position` is the position of the last source token of each row,
 `total_source_length` the longest source. The graph `alignment` is that of all targets.
+
+The graph `candidates` of small seq2seq models is `decoder` with the `count` best `tokens` of each
+row and their `log_p` in place of the logits.
 """
 
-from ...specs.alignment import ROLE, alignment_spec
+from ...specs.alignment import ROLE as ALIGNMENT
+from ...specs.alignment import alignment_spec
 from ...specs.caches import NAMES, cache_specs, cache_tensors, fixed_cache_specs
 from ...specs.graph_spec import GraphSpec, TensorSpec
 from ...specs.sequences import sequence_specs
 
 STEP_FILE = "onnx/decoder_step_model.onnx"
+CANDIDATES_FILE = "onnx/decoder_candidates_model.onnx"
+# Maximum bytes of the projection to the vocabulary of a model with the graph `candidates`, which
+# reads them again for each block of rows. With 6 MB it gains no time.
+MAX_PROJECTION_BYTES = 2**22
 
 
-def graph_specs(config: dict, architecture: str) -> dict[str, GraphSpec]:
+def graph_specs(config: dict, architecture: str, dtype: str) -> dict[str, GraphSpec]:
     specs = sequence_specs(config, architecture) or decoder_specs(config)
     if step_role(config, architecture) == "step":
         specs = specs | {"step": step_spec(config)}
     if specs.keys() >= {"encoder", "decoder"}:
-        source = cache_tensors(specs["decoder"], is_source=True)
-        specs = specs | {ROLE: alignment_spec(config, source)}
+        decoder = specs["decoder"]
+        source = cache_tensors(decoder, is_source=True)
+        if projection_bytes(config, dtype) <= MAX_PROJECTION_BYTES:
+            specs = specs | {"candidates": candidates_spec(decoder)}
+        specs = specs | {ALIGNMENT: alignment_spec(config, source)}
     return specs
+
+
+def projection_bytes(config: dict, dtype: str) -> int:
+    """Return the bytes of the projection to the vocabulary in `dtype`, in int4 those of int8."""
+    return config["vocab_size"] * config["hidden_size"] * (4 if dtype == "fp32" else 1)
+
+
+def candidates_spec(decoder: GraphSpec) -> GraphSpec:
+    """Return the spec of the step of beam search that returns the best tokens of each row in place
+    of the logits of `decoder`."""
+    best = (
+        TensorSpec("log_p", "float32", ("rows", "count")),
+        TensorSpec("tokens", "int64", ("rows", "count")),
+    )
+    count = TensorSpec("count", "int64", (1,))
+    _, *present = decoder.outputs
+    return GraphSpec(CANDIDATES_FILE, (*decoder.inputs, count), (*best, *present))
 
 
 def step_role(config: dict, architecture: str) -> str | None:

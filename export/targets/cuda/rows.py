@@ -30,7 +30,7 @@ class CudaRows:
     """
 
     all_logits = False
-    places = None
+    places = best_tokens = None
     shrinks = False  # captured graphs have a fixed number of rows
 
     def __init__(self, buffers: Buffers, export: LoadedExport):

@@ -57,7 +57,7 @@ class PortableRows:
     """
 
     all_logits = True
-    places = None
+    places = best_tokens = None
     shrinks = True
 
     def __init__(self, export: LoadedExport, feeds: dict[str, np.ndarray], rows: int):

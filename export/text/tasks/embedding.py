@@ -76,10 +76,7 @@ def embed(
         check_count("truncate_dim", truncate_dim)
     check_choice("precision", precision, PRECISIONS)
     limits = check_ranges(precision, ranges)
-    prompt = select_prompt(sentence_config(runtime.info), prompt_name, prompt)
-    rows = rows_to_embed(
-        runtime, check_strings(texts), prompt, Cut(length_and_case(runtime.info)[0])
-    )
+    rows = prompted_rows(runtime, texts, prompt_name, prompt)
     return quantize(
         vectors(runtime, *rows, truncate_dim or default_width(runtime)), precision, limits
     )
@@ -122,6 +119,18 @@ def encode_document(
         prompt = prompts.get("document") or ""
         warn_of_other_prompts(runtime, prompts)
     return embed(runtime, texts, prompt_name, prompt, **options)
+
+
+def prompted_rows(
+    runtime: TextModel, texts: Sequence[str], prompt_name: str | None, prompt: str | None
+) -> tuple[list[Row], int]:
+    """Return what `rows_to_embed` returns for `texts`, cut at the export's `max_seq_length`.
+
+    `prompt_name` and `prompt` are those of `embed`, which also says what is raised.
+    """
+    selected = select_prompt(sentence_config(runtime.info), prompt_name, prompt)
+    cut = Cut(length_and_case(runtime.info)[0])
+    return rows_to_embed(runtime, check_strings(texts), selected, cut)
 
 
 def rows_to_embed(

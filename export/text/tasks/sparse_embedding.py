@@ -1,17 +1,21 @@
-"""Sparse embeddings: the weights of a vocabulary for each text, by a masked language model whose
-graph pools its logits, as `SparseEncoder` of sentence-transformers does with SpladePooling."""
+"""Sparse embeddings: the weights of a vocabulary for each text. A masked language model whose graph
+pools its logits has those of `SparseEncoder` of sentence-transformers with SpladePooling, and a
+BGE-M3 the `lexical_weights` of FlagEmbedding."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ...heads import EMBED_SPARSE
-from ..checks import check_count, check_strings
+from ...heads import EMBED_SPARSE, M3_EMBEDDING
+from ..checks import check_count
 from ..text_model import TextModel
 from .classification import sentence_config
-from .embedding import length_and_case, rows_to_embed, select_prompt
-from .rows import Cut, Row, require, run_rows
+from .embedding import prompted_rows
+from .rows import Row, require, run_rows
+
+# tokens without a weight in BGE-M3
+WEIGHTLESS = ("cls_token", "eos_token", "pad_token", "unk_token")
 
 
 def embed_sparse(
@@ -22,8 +26,9 @@ def embed_sparse(
     prompt: str | None = None,
     max_active_dims: int | None = None,
 ) -> list[list[dict[str, Any]]]:
-    """Return the sparse vector of each text, as `SparseEncoder.encode` does: a list of `{"index":
-    int, "value": float}` with the values that are not 0, in the order of their indices.
+    """Return the sparse vector of each text, as `SparseEncoder.encode` does, or for BGE-M3 as
+    `lexical_weights` of FlagEmbedding: a list of `{"index": int, "value": float}` with the values
+    that are not 0, in the order of their indices.
 
     An index is the id of a token in the vocabulary.
 
@@ -43,14 +48,11 @@ def embed_sparse(
             tokens.
     """
     require(runtime, EMBED_SPARSE)
-    config = sentence_config(runtime.info)
     if max_active_dims is None:
-        max_active_dims = config.get("max_active_dims")
+        max_active_dims = sentence_config(runtime.info).get("max_active_dims")
     if max_active_dims is not None:
         check_count("max_active_dims", max_active_dims)
-    selected = select_prompt(config, prompt_name, prompt)
-    cut = Cut(length_and_case(runtime.info)[0])
-    rows, _ = rows_to_embed(runtime, check_strings(texts), selected, cut)
+    rows, _ = prompted_rows(runtime, texts, prompt_name, prompt)
     return sparse_vectors(runtime, rows, max_active_dims)
 
 
@@ -59,9 +61,24 @@ def sparse_vectors(
 ) -> list[list[dict[str, Any]]]:
     """Return the sparse vector of each of `rows`, as `embed_sparse` does. `max_values` is the
     number of values to keep, None for all."""
-    return run_rows(
-        runtime, rows, lambda row, outputs: sparse_vector(outputs["sentence_embedding"], max_values)
-    )
+    is_m3 = runtime.info.architecture == M3_EMBEDDING
+
+    def read(row: Row, outputs: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+        values = term_weights(runtime, row, outputs) if is_m3 else outputs["sentence_embedding"]
+        return sparse_vector(values, max_values)
+
+    return run_rows(runtime, rows, read)
+
+
+def term_weights(runtime: TextModel, row: Row, outputs: dict[str, np.ndarray]) -> np.ndarray:
+    """Return the weight of each entry of the vocabulary (V,) in a row of BGE-M3: the largest of its
+    tokens, or 0. Special tokens have none."""
+    weights = np.zeros(runtime.info.config["vocab_size"], np.float32)
+    of_tokens = runtime.token_heads.weights(outputs["last_hidden_state"])
+    np.maximum.at(weights, row.ids, of_tokens[:, 0])
+    special = map(runtime.tokenizer_settings.special_tokens.get, WEIGHTLESS)
+    weights[[id for id in special if id is not None]] = 0
+    return weights
 
 
 def sparse_vector(values: np.ndarray, max_values: int | None) -> list[dict[str, Any]]:

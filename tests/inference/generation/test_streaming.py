@@ -35,7 +35,7 @@ class CountingRows:
     """
 
     all_logits = False
-    places = None
+    places = best_tokens = None
     shrinks = False
     start_search = None
 
