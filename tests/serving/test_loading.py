@@ -358,6 +358,22 @@ def test_settings_of_sentence_transformers_are_read_once_for_each_load(exports, 
         assert embed(server.client, "w5 w9 w1 w2").json() == answer.json()
 
 
+def test_lists_have_a_model_whose_directory_is_gone(exports, tmp_path):
+    gone = copy_folder(exports["embedder"], tmp_path / "gone")
+    (gone / "sentence_bert_config.json").write_text('{"max_seq_length": 9}')
+    list_file(gone, "sentence_bert_config.json")
+    models = {"gone": gone, "classifier": exports["classifier"]}
+    with serving(models, lazy=True) as server:
+        before = server.client.get("/v1/models").json()
+        gone.rename(tmp_path / "moved")
+        assert server.client.get("/v1/models").json() == before and len(before["data"]) == 2
+        response = server.client.get("/info", params={"model": "gone"})
+        assert response.status_code == 503 and "gone" in response.text
+        assert embed(server.client, name="gone").status_code == 503
+        (tmp_path / "moved").rename(gone)
+        assert embed(server.client, name="gone").status_code == 200
+
+
 def test_replaced_export_is_used_after_unload(exports, tmp_path):
     copy = copy_folder(exports["embedder"], tmp_path)
     with serving({"embedder": copy}) as server:
@@ -381,7 +397,7 @@ def test_memory_of_a_plan_is_that_of_files_and_slots(exports):
     [source] = sources([str(exports["translator"])], [])
     plan = service.make_plan(source, Settings(workers=2, slots=12), cores=2)
     files = {path.name: path.stat().st_size for path in source.directory.rglob("*.*")}
-    unused = ("merged", "alignment")  # graphs that the server does not open
+    unused = ("merged", "candidates", "alignment")  # graphs that the server does not open
     run = sum(
         size
         for name, size in files.items()
