@@ -3,6 +3,8 @@
 import functools
 import gc
 import os
+import random
+import ssl
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -14,17 +16,16 @@ if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and hasattr(os, "sched_seta
     os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
 import hypothesis
+import numpy as np
 import pytest
-import transformers
-from checkpoints import Exported, build, save_and_export
 from filelock import FileLock
-from targets import build as build_for_target
-
-from vanilla_transformer_export import export
 
 # A million objects are made before the first test, and they stay: to look at them again and again
 # takes a tenth of all time.
 gc.disable()
+
+# Clients of HTTP share a context: each would read all certificates again, in 30 ms.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 # The same examples each time in `make test`; many others, and new ones, in `make test-all`.
 hypothesis.settings.register_profile("default", max_examples=50, deadline=None, derandomize=True)
@@ -39,9 +40,16 @@ def pytest_collection_finish():
     gc.enable()
 
 
+# Packages are imported inside the fixtures: the process that hands tests to the workers needs none.
+# `set_seed` of transformers takes 100 times as long, because torch notes the stack for each GPU
+# library that is not loaded yet.
 @pytest.fixture(autouse=True)
 def seed():
-    transformers.set_seed(0)
+    import torch
+
+    random.seed(0)
+    np.random.seed(0)
+    torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
@@ -55,6 +63,7 @@ def shared_root(tmp_path_factory):
 def exported(shared_root):
     """A name of `checkpoints.CHECKPOINTS` -> its model, checkpoint and export. Tests change copies
     of the files only."""
+    from checkpoints import Exported, build, save_and_export
 
     @functools.cache
     def make(name: str) -> Exported:
@@ -73,10 +82,13 @@ def exported(shared_root):
 def exported_for(shared_root):
     """A name of `targets.MODELS`, a target and a dtype -> the model, and the directory of its
     export."""
+    from targets import build
+
+    from vanilla_transformer_export import export
 
     @functools.cache
     def make(name: str, target: str, dtype: str = "fp32"):
-        model, directory = build_for_target(name), shared_root / f"{name}-{target}-{dtype}"
+        model, directory = build(name), shared_root / f"{name}-{target}-{dtype}"
         with FileLock(f"{directory}.lock"):
             if not directory.exists():
                 model.save_pretrained(f"{directory}-checkpoint")

@@ -32,14 +32,15 @@ def group_folders(root: Path) -> Iterator[Path]:
     except OSError:  # not Linux
         return
     # a line of a group is number:controllers:path, without controllers in version 2
-    paths = {kind: path for _, kind, path in (line.split(":", 2) for line in groups)}
+    fields = (line.split(":", 2) for line in groups if line.count(":") > 1)
+    paths = {kind: path for _, kind, path in fields}
     for line in mounts:
-        before, _, after = line.partition(" - ")
+        before, separator, after = line.partition(" - ")
         for kind in paths:
-            if limits_cpus(kind, after):
-                fields = [unescape(field) for field in before.split()]
-                top = root / fields[MOUNT_POINT].lstrip("/")
-                yield from (top / part for part in group_and_parents(paths[kind], fields[MOUNTED]))
+            if separator and limits_cpus(kind, after):
+                mount = [unescape(field) for field in before.split()]
+                top = root / mount[MOUNT_POINT].lstrip("/")
+                yield from (top / part for part in group_and_parents(paths[kind], mount[MOUNTED]))
 
 
 def limits_cpus(controllers: str, mount: str) -> bool:

@@ -31,6 +31,7 @@ class ModelPlan:
         admission: limits of a model that generates; None for encoders.
         directions: the directions that the model translates.
         num_bytes: about how much memory the loaded model takes.
+        created: when the export was made, in seconds since 1970.
     """
 
     info: ExportInfo
@@ -38,6 +39,7 @@ class ModelPlan:
     admission: Admission | None = None
     directions: Directions = Directions((), {}, False)
     num_bytes: int = 0
+    created: int = 0
 
 
 class OpenModel(NamedTuple):
@@ -372,4 +374,4 @@ class ServedModels:
 
 
 def megabytes(size: int) -> str:
-    return f"{size / 1e6:.0f} MB"
+    return f"{size / 1e6:.{1 if size < 1e6 else 0}f} MB"

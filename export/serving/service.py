@@ -89,7 +89,8 @@ def make_plan(source: Source, settings: Settings, cores: int, hashes: bool = Fal
     files = info.manifest["files"]
     tokenizers = sum(files[name]["bytes"] for name in TOKENIZERS if name in files)
     num_bytes = weight_bytes(info) + TOKENIZER_SHARE * tokenizers + slot_bytes
-    return ModelPlan(info, arranged, admission, directions, num_bytes)
+    created = int(info.directory.stat().st_mtime)
+    return ModelPlan(info, arranged, admission, directions, num_bytes, created)
 
 
 def slot_sizes(arranged: Arrangement, settings: Settings) -> dict[str, Any]:

@@ -53,11 +53,13 @@ def test_invalid_argument_values_are_usage_errors(
 
 
 def test_command_error_is_one_line_on_stderr_and_exit_status_1(tmp_path):
-    done = command("export", tmp_path / "nowhere", tmp_path / "out")
+    done = command("predict", tmp_path / "nowhere", "a dog")
     assert (done.returncode, done.stdout) == (1, "")
     [message] = done.stderr.splitlines()
     assert message.startswith("vanilla-transformer: ")
     check_message(message, seen=tmp_path / "nowhere")
+    # a verb that imports torch, in this process
+    assert str(tmp_path / "nowhere") in read_error("export", tmp_path / "nowhere", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,5 +1,7 @@
 """Tests of the verbs of the command, end to end on tiny data."""
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -35,28 +37,34 @@ SETTINGS += [
 ]
 
 
-def last_line(done):
-    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
-    return done.stdout.splitlines()[-1]
+def run_here(*arguments):
+    """Run the command in this process, where torch is loaded. Return its output and its errors."""
+    printed, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
+        main([str(argument) for argument in arguments])
+    return printed.getvalue(), errors.getvalue()
 
 
 @pytest.fixture(scope="module")
 def trained(corpus, tmp_path_factory):
-    """Train a checkpoint with the command; return its path and the finished process."""
+    """Train a checkpoint with the command, in this process; return its path and what it printed."""
     output = tmp_path_factory.mktemp("trained") / "model"
-    return output, command(*training(corpus, *SETTINGS), "--output", output)
+    return output, run_here(*training(corpus, *SETTINGS), "--output", output)[0]
 
 
 @pytest.fixture(scope="module")
 def translator(trained):
-    """Export the trained checkpoint with the command; return its path and the finished process."""
+    """Export the trained checkpoint with the command, in this process.
+
+    Return its path, what it printed, and what it wrote for people.
+    """
     out = trained[0].with_name("out")
-    return out, command("export", trained[0], out)
+    return out, *run_here("export", trained[0], out)
 
 
 def test_train_writes_a_checkpoint_and_prints_the_metrics(trained):
-    output, done = trained
-    assert 0 <= json.loads(last_line(done))["validation_bleu"] <= 100
+    output, printed = trained
+    assert 0 <= json.loads(printed.splitlines()[-1])["validation_bleu"] <= 100
     config = json.loads((output / "config.json").read_text())
     assert (
         config["vocab_size"],
@@ -68,8 +76,8 @@ def test_train_writes_a_checkpoint_and_prints_the_metrics(trained):
 
 
 def test_export_prints_path_file_sizes_and_parity(translator):
-    out, done = translator
-    facts = json.loads(last_line(done))
+    out, printed, _ = translator
+    facts = json.loads(printed.splitlines()[-1])
     assert facts["out"] == str(out)
     sizes = {
         path.relative_to(out).as_posix(): path.stat().st_size
@@ -81,8 +89,8 @@ def test_export_prints_path_file_sizes_and_parity(translator):
 
 
 def test_export_prints_size_error_and_next_command_for_people(translator):
-    out, done = translator
-    size, error, next_command = done.stderr.splitlines()[-3:]
+    out, _, errors = translator
+    size, error, next_command = errors.splitlines()[-3:]
     graphs = sum(path.stat().st_size for path in (out / "onnx").iterdir())
     assert size == f"{out} has {graphs / 1e6:,.1f} MB of graphs and weights"
     assert re.fullmatch(r"fp32: largest error against torch \d\.\de-\d\d, tolerance 5e-05", error)

@@ -73,7 +73,7 @@ def test_converted_checkpoint_gives_same_outputs(family, architecture, dtype, se
         assert_exact(got[name], expected[name], dtype, family)
 
 
-@pytest.mark.parametrize("depth", [pytest.param(12, marks=pytest.mark.slow), 24])
+@pytest.mark.parametrize("depth", [12, pytest.param(24, marks=pytest.mark.slow)])
 def test_models_as_deep_as_nllb_give_same_logits(depth, tmp_path):
     config = random_config("m2m_100", "M2M100ForConditionalGeneration", 0)
     config.update(dict(encoder_layers=depth, decoder_layers=depth))
@@ -238,9 +238,24 @@ SETTINGS = [
 ]
 
 
+def settings_in_turn():
+    """Return parameters (family, architecture, settings) of decoders and pairs: one settings each,
+    and the others with the slow tests."""
+    names = ["greedy", "4 beams", "3 beams, 2 returned"]
+    return [
+        pytest.param(
+            *model,
+            settings,
+            id=f"{model[0]}-{name}",
+            marks=() if (place - turn) % 3 == 0 else pytest.mark.slow,
+        )
+        for place, model in enumerate(DECODERS + PAIRS)
+        for turn, (name, settings) in enumerate(zip(names, SETTINGS))
+    ]
+
+
 @SEEDS
-@pytest.mark.parametrize("settings", SETTINGS, ids=["greedy", "4 beams", "3 beams, 2 returned"])
-@pytest.mark.parametrize("family, architecture", DECODERS + PAIRS)
+@pytest.mark.parametrize("family, architecture, settings", settings_in_turn())
 def test_generation_config_is_converted_and_generates_same_tokens(
     family, architecture, settings, seed, tmp_path
 ):

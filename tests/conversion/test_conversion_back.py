@@ -1,5 +1,8 @@
 """Tests of conversion to other families: outputs match, and a round trip keeps every tensor."""
 
+import functools
+import json
+import os
 import random
 import re
 
@@ -461,10 +464,32 @@ HEAD = {
 }
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A family and a class of ours -> a checkpoint, saved once. Fields are rejected before its
+    weights are read."""
+
+    @functools.cache
+    def save(family, architecture):
+        directory = tmp_path_factory.mktemp(architecture)
+        our_model(family, architecture, 0).save_pretrained(directory)
+        return directory
+
+    return save
+
+
+def write_config(source, directory, **changes):
+    """Write a checkpoint with the weights of `source`, and its config with `changes`."""
+    directory.mkdir()
+    os.link(source / "model.safetensors", directory / "model.safetensors")
+    content = json.loads((source / "config.json").read_text()) | changes
+    (directory / "config.json").write_text(json.dumps(content))
+
+
 @pytest.mark.parametrize(
     "family, field", [(family, field) for family, fields in WRONG.items() for field in fields]
 )
-def test_unsupported_field_raises_before_files_are_written(family, field, tmp_path):
+def test_unsupported_field_raises_before_files_are_written(family, field, saved, tmp_path):
     wrong = WRONG[family][field]
     pre_norm = (
         dict(final_norm=FIXED[family].get("norm_first", family == "vit"))
@@ -473,8 +498,7 @@ def test_unsupported_field_raises_before_files_are_written(family, field, tmp_pa
     )
     if field == "head_dim":
         wrong = 20
-    model = our_model(family, HEAD[family], 0, **pre_norm, **{field: wrong})
-    model.save_pretrained(tmp_path / "ours")
+    write_config(saved(family, HEAD[family]), tmp_path / "ours", **pre_norm, **{field: wrong})
     with raises(ValueError, seen=(field, wrong)):
         convert(tmp_path / "ours", tmp_path / "theirs", to=family)
     assert not (tmp_path / "theirs").exists()
@@ -484,11 +508,11 @@ def test_unsupported_field_raises_before_files_are_written(family, field, tmp_pa
     "family, field",
     [(family, field) for family, fields in OF_CLASSIFIERS.items() for field in fields],
 )
-def test_unsupported_field_of_a_classifier_raises(family, field, tmp_path):
+def test_unsupported_field_of_a_classifier_raises(family, field, saved, tmp_path):
     wrong = OF_CLASSIFIERS[family][field]
     kind = "Token" if field == "token_transform_act" else "Sequence"
     name = f"VanillaEncoderFor{kind}Classification"
-    our_model(family, name, 0, **{field: wrong}).save_pretrained(tmp_path / "ours")
+    write_config(saved(family, name), tmp_path / "ours", **{field: wrong})
     with raises(ValueError, seen=(field, wrong)):
         convert(tmp_path / "ours", tmp_path / "theirs", to=family)
     assert not (tmp_path / "theirs").exists()
@@ -539,17 +563,19 @@ def test_table_of_fields_of_heads_names_the_classes_that_read_them(field, name):
     model_class = getattr(vanilla_transformer, name)
     if field not in model_class.config_class.field_names():
         return
-    sizes = dict(hidden_size=8, num_attention_heads=2, intermediate_size=8, vocab_size=9)
-    if "Vision" in name:
-        sizes = dict(hidden_size=8, num_attention_heads=2, intermediate_size=8, image_size=16)
     # pooling of the mean shows where there would be a pooler
     others = dict(pooler_act="tanh") if field == "classifier_pooling" else {}
+    changed = layout(model_class, **others, **{field: OTHER_VALUES[field]})
+    assert (changed != layout(model_class, **others)) == name.endswith(READ_BY[field])
+
+
+@functools.cache
+def layout(model_class, **fields):
+    """Return the modules of a `model_class` with the config `fields`, as text."""
+    sizes = dict(hidden_size=8, num_attention_heads=2, intermediate_size=8)
+    sizes |= dict(image_size=16) if "Vision" in model_class.__name__ else dict(vocab_size=9)
     with torch.device("meta"):
-        layouts = [
-            str(model_class(model_class.config_class(**sizes, **others, **fields)))
-            for fields in ({}, {field: OTHER_VALUES[field]})
-        ]
-    assert (layouts[0] != layouts[1]) == name.endswith(READ_BY[field])
+        return str(model_class(model_class.config_class(**sizes, **fields)))
 
 
 def test_bias_that_qwen2_lacks_raises_before_files_are_written(tmp_path):

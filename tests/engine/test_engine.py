@@ -164,11 +164,11 @@ IN_FULL = [
 ]
 
 
-def run_in_batch(client, model, name, order, slots, most_joining):
-    """Run the jobs of `admit_jobs` in a batch with these `slots`. They join in `order`, a few at a
+def run_in_batch(jobs, model, order, slots, most_joining):
+    """Run `jobs` of `admit_jobs` in a batch with these `slots`. They join in `order`, a few at a
     time."""
     batch = open_batch(Admission(model.info, threads=model.threads, slots=slots), model)
-    client_request = start_request(admit_jobs(client, name))
+    client_request = start_request(jobs)
     waiting = [client_request.waiting[place] for place in order]
     rng = random.Random(len(order))
     while waiting or batch.running or batch.prefilling:
@@ -189,19 +189,19 @@ def run_in_batch(client, model, name, order, slots, most_joining):
 @pytest.mark.parametrize("name, dtype", [(SEQ2SEQ, "fp32"), (DECODER, "int8"), *IN_FULL])
 def test_row_logits_are_bit_identical_in_any_batch(exported_for, found, name, dtype, mixes):
     _, directory = exported_for(name, "cpu", dtype)
-    count = len(inputs(name)) * len(OPTIONS)
     for threads in (1, 2):
         client = open_client(directory, slots=8, threads=threads)
         model = open_for_workers(client.admission.info, threads)
+        jobs = admit_jobs(client, name)
         found.clear()
-        for place in range(count):
-            run_in_batch(client, model, name, [place], slots=4, most_joining=1)
+        for place in range(len(jobs)):
+            run_in_batch(jobs, model, [place], slots=4, most_joining=1)
         alone = dict(found)
         for mix in range(mixes):
             found.clear()
-            order = random.Random(mix).sample(range(count), count)
+            order = random.Random(mix).sample(range(len(jobs)), len(jobs))
             slots, most_joining = 4 + 9 * mix % 61, 1 + mix % 7
-            run_in_batch(client, model, name, order, slots, most_joining)
+            run_in_batch(jobs, model, order, slots, most_joining)
             assert found.keys() == alone.keys()
             assert all(found[row] == alone[row] for row in alone)
 

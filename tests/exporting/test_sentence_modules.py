@@ -82,9 +82,16 @@ def saved(base, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "rest", [(), ("dense",), ("normalize",), ("dense", "normalize")], ids=" and ".join
+    "pooling, rest",
+    [
+        ("mean", ()),
+        ("cls", ("dense",)),
+        ("max", ("normalize",)),
+        ("mean", ("dense", "normalize")),
+        ("cls", ("normalize",)),
+        ("max", ("dense",)),
+    ],
 )
-@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
 def test_conversion_keeps_embeddings(base, pooling, rest, tmp_path):
     model = embedder(base(), pooling, rest)
     model.save(str(tmp_path / "theirs"))

@@ -14,7 +14,7 @@ import pytest
 import torch
 from checkpoints import copy_folder, default_parity, edit_json, perturbed
 from command_line import read_error
-from graph_variants import sizes, variants
+from graph_variants import sizes, variants, variants_of_head
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
@@ -26,7 +26,7 @@ from vanilla_transformer.standins import weight_shapes
 from vanilla_transformer_export import Runtime, export, verify
 from vanilla_transformer_export.graphs.config import Config
 from vanilla_transformer_export.graphs.weights import tied_names
-from vanilla_transformer_export.heads import HEADS, model_class
+from vanilla_transformer_export.heads import GENERATORS, HEADS, model_class
 
 # Reads the arguments of one command per line, and prints its error (or None), output and warnings.
 COMMANDS = """
@@ -251,7 +251,8 @@ def test_weight_shapes_match_torch_model(architecture):
     """The model classes are imported again with stand-ins; those with torch stay what they are."""
     name = vanilla_transformer.VanillaEncoderModel.__module__
     modules = {key: sys.modules[key] for key in ("torch", "transformers", name)}
-    for fields in variants(architecture).values():
+    is_body = architecture in ("VanillaEncoderModel", "VanillaVisionModel", *GENERATORS)
+    for fields in (variants if is_body else variants_of_head)(architecture).values():
         class_ = getattr(vanilla_transformer, model_class(architecture))
         with torch.device("meta"):
             model = class_(class_.config_class(**sizes(architecture) | fields))

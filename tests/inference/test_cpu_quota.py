@@ -95,6 +95,9 @@ CASES = {
     ),
     "unreadable": ("0::/", [HERE], {f"{GROUP}/cpu.max": "many"}, None),
     "empty": ("0::/", [HERE], {f"{GROUP}/cpu.max": ""}, None),
+    "lines of another form": (
+        "nothing\n0:/\n0::/", ["cgroup2 cgroup2", HERE], {f"{GROUP}/cpu.max": "150000 100000"}, 1.5,
+    ),
     "no period": ("0::/", [HERE], {f"{GROUP}/cpu.max": "100000 0"}, None),
 }  # fmt: skip
 

@@ -52,9 +52,10 @@ def test_generation_config_of_checkpoint_is_applied(exported, tmp_path, name, se
 @pytest.mark.parametrize(
     "beams", [{}, dict(num_beams=3), dict(num_beams=4, num_return_sequences=3)], ids=str
 )
-@pytest.mark.parametrize("eos", [EOS, [11, 20, EOS]], ids=str)
+@pytest.mark.parametrize(
+    "name, eos", [("seq2seq", EOS), ("causal", [11, 20, EOS])], ids=["seq2seq", "causal"]
+)
 @pytest.mark.parametrize("pad", [0, None, 5])
-@pytest.mark.parametrize("name", ["seq2seq", "causal"])
 def test_finished_rows_are_padded_as_in_transformers(
     exported, tmp_path, monkeypatch, name, pad, eos, beams
 ):

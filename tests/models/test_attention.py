@@ -77,8 +77,12 @@ def test_padded_target_equals_target_alone(side, changes, attention):
         assert_same(got[real], model(row[None], decoder_input_ids=answer[None]).logits[0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@over(ALL)
+@pytest.mark.parametrize(
+    "model_class, dtype",
+    [(model_class, torch.float32) for model_class in ALL]
+    + [(model_class, dtype) for model_class in BASE for dtype in (torch.float16, torch.bfloat16)],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
 @attentions
 def test_row_of_padding_is_finite_and_does_not_affect_other_rows(model_class, attention, dtype):
     model = build(model_class, attention).to(dtype)

@@ -673,10 +673,10 @@ def test_directory_that_marian_wrote_names_its_converter(tmp_path, verb):
     check_message(message, seen=(tmp_path, "Marian"), expected="convert_marian_to_pytorch")
 
 
-def test_a_million_labels_are_rejected_at_once(checkpoint):
-    labels = {str(number): f"label {number}" for number in range(10**6)}
+def test_too_many_labels_are_rejected_at_once(checkpoint):
+    labels = {str(number): f"label {number}" for number in range(200_000)}
     edit_json(checkpoint / "config.json", id2label=labels)
     start = time.monotonic()
-    with raises(ValueError, seen=("config.json", 10**6, "id2label"), expected=2**17):
+    with raises(ValueError, seen=("config.json", 200_000, "id2label"), expected=2**17):
         load_checkpoint(checkpoint)
     assert time.monotonic() - start < 10

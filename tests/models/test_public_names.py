@@ -53,8 +53,8 @@ def test_package_import_loads_only_standard_library():
 )
 def test_missing_package_error_names_extra(missing, name, extra):
     code = (
-        f"import sys; sys.modules[{missing!r}] = None; import vanilla_transformer_export as p; "
-        f"p.{name}"
+        f"import sys; sys.modules.update(dict.fromkeys(['torch', {missing!r}])); "
+        f"import vanilla_transformer_export as p; p.{name}"
     )
     _, errors = run(code)
     assert f"pip install 'vanilla-transformer[{extra}]'" in errors.splitlines()[-1]

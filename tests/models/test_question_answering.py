@@ -20,7 +20,7 @@ from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertForQuestionAnswering,
-    CanineTokenizer,
+    ByT5Tokenizer,
     pipeline,
 )
 
@@ -476,7 +476,7 @@ def test_short_context_ignores_doc_stride(answer):
 
 
 @pytest.mark.parametrize(
-    "make_tokenizer, name", [(CanineTokenizer, "CanineTokenizer"), (lambda: None, "None")]
+    "make_tokenizer, name", [(ByT5Tokenizer, "ByT5Tokenizer"), (lambda: None, "None")]
 )
 def test_slow_or_missing_tokenizer_raises(answer, make_tokenizer, name):
     with raises(ValueError, seen=name):

@@ -51,21 +51,25 @@ AUTO = [
 NARROW = dict(embedding_size=10)
 
 
+PARTS = {
+    "plain": {},
+    "pooler, transform": dict(pooler_act="tanh", lm_transform_act="gelu"),
+    "narrow": NARROW,
+    "narrow, norm": dict(embedding_norm=True, **NARROW),
+}
+
+
 @pytest.mark.parametrize(
-    "changes",
+    "auto_name, model_class, changes",
     [
-        {},
-        dict(pooler_act="tanh", lm_transform_act="gelu"),
-        NARROW,
-        dict(embedding_norm=True, **NARROW),
+        pytest.param(auto_name, model_class, changes, id=f"{short_name(model_class)}-{name}")
+        for auto_name, model_class in AUTO
+        for name, changes in PARTS.items()
+        if model_class in ENCODERS or name != "pooler, transform"
     ],
-    ids=["plain", "pooler, transform", "narrow", "narrow, norm"],
 )
-@pytest.mark.parametrize("auto_name, model_class", AUTO, ids=[short_name(c) for c in ALL])
 def test_auto_classes_load_saved_model(auto_name, model_class, changes, tmp_path):
-    model = build(
-        model_class, **changes if model_class in ENCODERS or "embedding_size" in changes else {}
-    )
+    model = build(model_class, **changes)
     model_inputs = inputs(model)
     model.save_pretrained(tmp_path)
     loaded = getattr(transformers, auto_name).from_pretrained(tmp_path)
@@ -312,10 +316,16 @@ def test_unshared_source_embedding_gets_gradients_from_source_only():
 # --------------------------------------------------------------------------------- new vocabularies
 
 
-@pytest.mark.parametrize("size", [V + 7, V - 7], ids=["larger", "smaller"])
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-@pytest.mark.parametrize("changes", [{}, NARROW], ids=["", "narrow"])
+# Each three of: whether the embeddings are narrow, a bias, whether weights are tied, and the size.
+RESIZED = [
+    pytest.param(changes, bias, tied, V - 7 if is_narrow ^ bias ^ tied else V + 7)
+    for is_narrow, changes in enumerate([{}, NARROW])
+    for bias in (True, False)
+    for tied in (True, False)
+]
+
+
+@pytest.mark.parametrize("changes, bias, tied, size", RESIZED)
 @over(LANGUAGE_MODELS)
 def test_resized_vocabulary_keeps_old_logits_and_generates(
     model_class, changes, bias, tied, size, tmp_path

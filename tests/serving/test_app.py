@@ -7,7 +7,7 @@ import re
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from messages import check_message
 from served import MODEL, served
@@ -281,6 +281,7 @@ VALUES = st.recursive(
 
 
 @pytest.mark.parametrize("protocol, path", post_routes())
+@settings(max_examples=settings.default.max_examples // 3)
 @given(body=st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=5) | VALUES)
 def test_random_json_never_causes_server_error(protocol, path, body):
     app = create_protocol_app(protocol.name)

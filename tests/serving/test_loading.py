@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.http as triton
-from checkpoints import copy_folder
+from checkpoints import copy_folder, list_file
 from command_line import COMMAND, read_error
 from messages import check_message, raises
 from served import served, wait_for
@@ -336,6 +336,22 @@ def test_failed_load_is_one_line_and_the_model_loads_later(exports, tmp_path):
         assert (entry["state"], entry["reason"]) == ("READY", "")
 
 
+def test_lists_have_a_model_whose_directory_is_gone(exports, tmp_path):
+    gone = copy_folder(exports["embedder"], tmp_path / "gone")
+    (gone / "sentence_bert_config.json").write_text('{"max_seq_length": 9}')
+    list_file(gone, "sentence_bert_config.json")
+    models = {"gone": gone, "classifier": exports["classifier"]}
+    with serving(models, lazy=True) as server:
+        before = server.client.get("/v1/models").json()
+        gone.rename(tmp_path / "moved")
+        assert server.client.get("/v1/models").json() == before and len(before["data"]) == 2
+        response = server.client.get("/info", params={"model": "gone"})
+        assert response.status_code == 503 and "gone" in response.text
+        assert embed(server.client, name="gone").status_code == 503
+        (tmp_path / "moved").rename(gone)
+        assert embed(server.client, name="gone").status_code == 200
+
+
 def test_replaced_export_is_used_after_unload(exports, tmp_path):
     copy = copy_folder(exports["embedder"], tmp_path)
     with serving({"embedder": copy}) as server:
@@ -359,7 +375,7 @@ def test_memory_of_a_plan_is_that_of_files_and_slots(exports):
     [source] = sources([str(exports["translator"])], [])
     plan = service.make_plan(source, Settings(workers=2, slots=12), cores=2)
     files = {path.name: path.stat().st_size for path in source.directory.rglob("*.*")}
-    unused = ("merged", "alignment")  # graphs that the server does not open
+    unused = ("merged", "candidates", "alignment")  # graphs that the server does not open
     run = sum(
         size
         for name, size in files.items()

@@ -1,6 +1,7 @@
 """Random models of other families, with small configs that use their switches; what goes in and
 comes out of them."""
 
+import itertools
 import random
 
 import pytest
@@ -32,14 +33,16 @@ def name_of(values):
 def cases(architectures):
     """Return a test parameter (family, name) for all names of `architectures`, {family: names}.
 
-    A family that shares all code with another has only one name outside the slow tests.
+    Without the slow tests there are base models, language models and classifiers of sequences, and
+    only the language model of a family that shares all code with another.
     """
-    slow = {family: () if family not in TWINS else pytest.mark.slow for family in architectures}
+    quick = {family: ("Model", "SequenceClassification") for family in architectures}
+    quick |= dict.fromkeys(TWINS, ())
     return [
         pytest.param(
             family,
             name,
-            marks=() if name.endswith(("MaskedLM", "ConditionalGeneration")) else slow[family],
+            marks=() if name.endswith(LANGUAGE_MODELS + quick[family]) else pytest.mark.slow,
         )
         for family, names in architectures.items()
         for name in names
@@ -56,21 +59,22 @@ DTYPES_AND_SEEDS = pytest.mark.parametrize(
 )
 
 
-# Base models, language models, and classifiers, which read most fields of heads.
-IN_BOTH = ("Model", "MaskedLM", "CausalLM", "ConditionalGeneration", "SequenceClassification")
+# Language models, whose head may be the embeddings, are tied and untied in `every_class_once`.
+LANGUAGE_MODELS = ("MaskedLM", "CausalLM", "LMHeadModel", "MTModel", "ConditionalGeneration")
 
 
 def every_class_once(architectures):
     """Return parameters (family, name, dtype, seed) for all names of `architectures`.
 
-    Names that end with one of `IN_BOTH` are tied and untied. Other heads, which share all but a
-    layer with these, are one of both in turn, and both with the slow tests.
+    `LANGUAGE_MODELS` are tied and untied, and so is a family's only class. Other heads, which share
+    all but a layer with these, are one of both in turn, and both with the slow tests.
     """
     parameters = []
     for family, names in architectures.items():
-        for place, name in enumerate(names):
-            both = name.endswith(IN_BOTH)
-            quick = (TIED, UNTIED) if both else (TIED, UNTIED)[place % 2 : place % 2 + 1]
+        turn = itertools.cycle([(TIED,), (UNTIED,)])
+        for name in names:
+            is_both = name.endswith(LANGUAGE_MODELS) or len(names) == 1
+            quick = (TIED, UNTIED) if is_both else next(turn)
             is_twin = family in TWINS and not name.endswith(("MaskedLM", "ConditionalGeneration"))
             for values in (TIED, UNTIED, *OTHERS):
                 slow = () if values in quick and not is_twin else pytest.mark.slow

@@ -35,7 +35,8 @@ def loaded_model(name, runtime, scheduler=None, given=(), encoder=None):
     directions = Directions((), {}, False)
     if has_task(runtime.info.architecture, TRANSLATE):
         directions = read_directions(runtime.info, runtime.languages, given)
-    plan = ModelPlan(runtime.info, Arrangement(2, 1), None, directions)
+    created = int(runtime.info.directory.stat().st_mtime)
+    plan = ModelPlan(runtime.info, Arrangement(2, 1), None, directions, created=created)
     model = ServedModel(name, plan, open=None, changed=None)
     model.put(OpenModel(plan, runtime, scheduler, encoder))
     return model

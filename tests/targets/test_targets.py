@@ -37,10 +37,10 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("name, target", [*OTHERS, *BIASED])
-def test_40_cases_agree_with_torch(exported_for, name, target):
+def test_16_cases_agree_with_torch(exported_for, name, target):
     model, directory = exported_for(name, target)
-    report = verify(directory, model, cases=40, seed=1, device="cpu")
-    assert report.failures == [] and report.values > 10_000
+    report = verify(directory, model, cases=16, seed=1, device="cpu")
+    assert report.failures == [] and report.values > 4_000
     assert report.agreeing == report.choices
 
 
@@ -50,8 +50,7 @@ def test_40_cases_agree_with_torch(exported_for, name, target):
 def test_generated_tokens_equal_transformers(exported_for, name, beams, target):
     model, directory = exported_for(name, target)
     runtime = Runtime(directory, device="cpu")
-    for seed in range(3):
-        check_tokens(runtime, model, *prompts(name, seed), dict(max_new_tokens=14, num_beams=beams))
+    check_tokens(runtime, model, *prompts(name, beams), dict(max_new_tokens=14, num_beams=beams))
 
 
 @pytest.mark.parametrize("beams", [1, 3])

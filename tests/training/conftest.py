@@ -11,7 +11,7 @@ from vanilla_transformer.training.run import train
 def corpus(tmp_path_factory):
     """(train files, validation files)."""
     directory = tmp_path_factory.mktemp("corpus")
-    return write_corpus(directory, "train", 150, seed=0), write_corpus(directory, "val", 30, seed=1)
+    return write_corpus(directory, "train", 150, seed=0), write_corpus(directory, "val", 12, seed=1)
 
 
 @pytest.fixture

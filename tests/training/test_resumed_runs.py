@@ -63,16 +63,15 @@ def run_until(recipe, output, step, monkeypatch):
         pytest.param(2 * STEPS + 3, id="inside the third"),
     ],
 )
-def test_stopped_run_resumes_to_same_weights(corpus, tmp_path, monkeypatch, step):
+def test_stopped_run_resumes_to_same_weights(short, corpus, tmp_path, monkeypatch, step):
     recipe = make_recipe(corpus, save_strategy="steps", save_steps=step)
-    train(recipe, tmp_path / "undisturbed")
     run_until(recipe, tmp_path / "model", step, monkeypatch)
     seen = StopAt()
     callbacks = trainer.callbacks
     monkeypatch.setattr(trainer, "callbacks", lambda recipe: [*callbacks(recipe), seen])
     train(recipe, tmp_path / "model")
     assert seen.steps == list(range(step + 1, 3 * STEPS + 1))
-    assert are_equal(weights(tmp_path / "model"), weights(tmp_path / "undisturbed"))
+    assert are_equal(weights(tmp_path / "model"), weights(short[0]))
 
 
 def test_run_stopped_after_last_update_only_writes_result_on_resume(corpus, tmp_path, monkeypatch):

@@ -447,10 +447,9 @@ async def show_model(request: Request, id: str) -> Any:
 
 
 def describe_model(model: ServedModel) -> dict[str, Any]:
-    created = int(model.info.directory.stat().st_mtime)
     return {
         "id": model.name,
         "object": "model",
-        "created": created,
+        "created": model.plan.created,
         "owned_by": "vanilla-transformer",
     }

@@ -264,9 +264,15 @@ async def info(request: Request, model: str | None = None) -> Response:
     ability = READS._replace(fits=lambda model: True) if accepts_all else READS
     served = find_model(request, ability, model)
     settings, dtype = server_settings(request), served.info.dtype
-    arrangement, limit = served.plan.arrangement, None
-    if served.reads_texts:
-        limit = cut_length(served, max_row_length(served.info.config, settings.max_source))
+    arrangement = served.plan.arrangement
+    tokenizer = getattr(served.runtime, "tokenizer", None)  # only of a loaded model of texts
+    try:
+        choices = await asyncio.to_thread(model_facts, served.info, arrangement.threads, tokenizer)
+        limit = row_limit(served, settings.max_source) if served.reads_texts else None
+    except OSError:
+        raise RequestError(
+            503, f"the files of the model {served.name} cannot be read, expected its export"
+        ) from None
     facts: dict[str, Any] = {
         "model_id": served.name,
         "model_sha": None,
@@ -284,8 +290,6 @@ async def info(request: Request, model: str | None = None) -> Response:
         "sha": None,
         "docker_label": None,
     }
-    tokenizer = getattr(served.runtime, "tokenizer", None)  # only of a loaded model of texts
-    choices = await asyncio.to_thread(model_facts, served.info, arrangement.threads, tokenizer)
     # a path of the server is none of the client's business
     directory, problems = str(served.info.directory), choices["warnings"]
     facts["warnings"] = [problem.replace(directory, served.name) for problem in problems]
@@ -328,6 +332,10 @@ def longest(model: ServedModel) -> int:
     tokens."""
     assert model.encoder is not None  # a model that is loaded and reads texts
     return cut_length(model, model.encoder.max_length)
+
+
+def row_limit(model: ServedModel, max_source: int | None) -> int:
+    return cut_length(model, max_row_length(model.info.config, max_source))
 
 
 def cut_length(model: ServedModel, limit: int) -> int:
