@@ -338,7 +338,11 @@ class TextRuntime:
 
         There is a warning for each of `embedding.pooling_problems` and `embedding.text_problems`.
         """
-        modules = read_modules(self.info.manifest.get("sentence_modules") or [], self.info)
+        modules = read_modules(
+            self.info.manifest.get("sentence_modules") or [],
+            self.info,
+            self.info.config["hidden_size"],
+        )
         for problem in embedding.pooling_problems(self.info) + embedding.text_problems(self.info):
             warnings.warn(problem, stacklevel=1)
         return modules

@@ -4,6 +4,7 @@ heads of BGE-M3.
 They are copied wherever the weights go.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -13,13 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import HAS_TORCH
-from .checkpoint_files import read_json, readers_errors, shorten
+from .checkpoint_files import read_json, readers_errors, shorten, weight_sets
 from .errors import torch_missing
 from .files import MODULES, PICKLE, PICKLED_HEAD, TOKEN_HEADS, WEIGHTS, check_no_pointer
 from .our_files import COMPANION, TOKEN_HEAD
 
 MODULE_CONFIG = "config.json"
 MODULE_WEIGHTS = (WEIGHTS, PICKLE)
+# names of the weights of each of BGE-M3's heads; the first one that exists is read
+HEAD_WEIGHTS = [(f"{head}.safetensors", f"{head}{PICKLED_HEAD}") for head in TOKEN_HEADS]
 SPLADE = "SpladePooling"  # pools the logits of a masked language model
 # first modules, which load the model; the second one is of older versions
 MODELS = ("Transformer", "MLMTransformer")
@@ -205,13 +208,10 @@ def token_head_files(directory: Path) -> list[str]:
     If there are safetensors and pickled weights, only the safetensors count. Raises
     FileNotFoundError if one of the heads is missing.
     """
-    choices = [
-        [f"{head}{ending}" for ending in (".safetensors", PICKLED_HEAD)] for head in TOKEN_HEADS
-    ]
-    files = [first_file(directory, names) for names in choices]
+    files = [first_file(directory, names) for names in HEAD_WEIGHTS]
     present = [name for names in files for name in names]
     if present and not all(files):
-        missing = " or ".join(choices[files.index([])])
+        missing = " or ".join(HEAD_WEIGHTS[files.index([])])
         raise FileNotFoundError(f"{directory} has {present[0]} of BGE-M3, expected {missing} too")
     return present
 
@@ -219,3 +219,19 @@ def token_head_files(directory: Path) -> list[str]:
 def first_file(directory: Path, names: Sequence[str]) -> list[str]:
     """Return [name] of the first of `names` that `directory` has, [] if it has none."""
     return [name for name in names if (directory / name).is_file()][:1]
+
+
+def rival_weights(directory: Path, modules: Sequence[Module]) -> list[list[list[Path]]]:
+    """Return the sets of weights of each part that has several, such as safetensors and pickles.
+
+    The parts are the model in `directory`, each of `modules` and each head of BGE-M3. A set is a
+    list of files, and the first one is read. A part with a damaged index of shards is left out.
+    """
+    folders = dict.fromkeys(["", *(module.folder for module in modules)])
+    choices = [(directory / folder, MODULE_WEIGHTS) for folder in folders]
+    choices += [(directory, names) for names in HEAD_WEIGHTS]
+    rivals = []
+    for folder, names in choices:
+        with contextlib.suppress(ValueError, OSError):
+            rivals.append(list(weight_sets(folder, names)))
+    return [sets for sets in rivals if len(sets) > 1]

@@ -15,12 +15,11 @@ from vanilla_transformer.checkpoint_files import (
     read_json,
     readers_errors,
 )
-from vanilla_transformer.companions import SPLADE, Companions, companions
+from vanilla_transformer.companions import SPLADE, Companions, companions, rival_weights
 from vanilla_transformer.errors import torch_missing
 from vanilla_transformer.files import TOKEN_HEADS
 from vanilla_transformer.generation_settings import read_generation_settings
 from vanilla_transformer.source import Source
-from vanilla_transformer.variants import PLAIN_NAMES
 
 from ..errors import UsageError
 from ..graphs.config import Config
@@ -97,7 +96,7 @@ class Checkpoint:
         set_sparse_head(source, config, files)
         set_token_heads(source, config, files)
         check_sentence_settings(directory, config, files)
-        model = load_torch_model(source) if HAS_TORCH else None
+        model = load_torch_model(source, files) if HAS_TORCH else None
         weights = (load_checked_weights if model is None else CheckpointWeights)(directory, config)
         generation = generation_settings(directory, config, model)
         default_options(generation, directory)
@@ -213,14 +212,14 @@ def check_sentence_settings(directory: Path, config: Config, companions: Compani
         recorded_activation(directory, values, settings)
 
 
-def load_torch_model(source: Source) -> "PreTrainedModel":
+def load_torch_model(source: Source, companions: Companions) -> "PreTrainedModel":
     from vanilla_transformer.checkpoint import load_model
 
-    if sum((source.directory / name).is_file() for name in PLAIN_NAMES) > 1:
+    if rivals := rival_weights(source.directory, companions.modules):
         # takes 0.1 s to import
         from vanilla_transformer.conversion.tensors import unequal_weights
 
-        for note in unequal_weights(source):
+        for note in unequal_weights(source, rivals):
             warnings.warn(note, stacklevel=2)
     return load_model(source)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from vanilla_transformer.checkpoint_files import GENERATION_CONFIG, for_every_version
 from vanilla_transformer.files import CHAT_TEMPLATE
+from vanilla_transformer.linked_copies import errors_name
 
 from ..heads import EMBED, EMBED_MULTI_VECTOR, HEADS
 from ..inference.export_info import TOKENIZER_FILES
@@ -65,10 +66,12 @@ def write_companions(checkpoint: Checkpoint, graphs: Graphs, directory: Path) ->
     )
     facts: dict[str, Any] = {"sentence_modules": checkpoint.companions.facts()}
     tasks, files = HEADS[checkpoint.architecture].tasks, WrittenFiles(directory)
-    if EMBED in tasks:
-        read_modules(facts["sentence_modules"], files)
-    if EMBED_MULTI_VECTOR in tasks:
-        read_token_heads(files, checkpoint.config.hidden_size)
+    hidden_size = checkpoint.config.hidden_size
+    with errors_name(checkpoint.source.directory, directory):
+        if EMBED in tasks:
+            read_modules(facts["sentence_modules"], files, hidden_size)
+        if EMBED_MULTI_VECTOR in tasks:
+            read_token_heads(files, hidden_size)
     if checkpoint.generates:
         start = checkpoint.generation.get("decoder_start_token_id")
         languages = read_languages(directory, start)

@@ -32,7 +32,9 @@ TOKENIZERS = ("tokenizer.json", TARGET_TOKENIZER)
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TOKENIZER_FILES = (*TOKENIZERS, TOKENIZER_CONFIG)
 # patterns of files that say how a model works, in a checkpoint or a folder of a module
-CONTENT = ("*.json", "*/*.json", "*.safetensors", "*/*.safetensors")
+CONTENT: tuple[str, ...] = ("*.json", "*.safetensors", "*.bin", "*.pt")
+CONTENT += ("*/*.json", "*/*.safetensors", "*/*.bin")
+CONTENT += ("vocab.txt", "merges.txt", "*.model", "*.spm", "*.jinja")  # of tokenizers
 # Required and optional fields of the manifest.
 REQUIRED = {
     "architecture": str,

@@ -3,7 +3,7 @@ make one vector of the hidden states of a text."""
 
 import io
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -28,6 +28,8 @@ POOLINGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 Step = Callable[[np.ndarray], np.ndarray]  # (D,) -> (E,)
+Tensors = dict[str, np.ndarray]  # {name: array} of a file
+Shapes = Mapping[str, tuple[int | None, ...]]
 
 
 class Files(Protocol):
@@ -69,13 +71,13 @@ class SentenceModules:
         return replace(self, steps=steps)
 
 
-def read_modules(modules: list[dict], files: Files) -> SentenceModules:
+def read_modules(modules: list[dict], files: Files, hidden_size: int) -> SentenceModules:
     """Return the sentence modules of the entries `modules` of a manifest, with the weights in
-    `files`.
+    `files`, for states of `hidden_size` values.
 
     Raises:
         ValueError: if the order or a setting of the modules is not supported, or weights are
-            missing, invalid or of another shape.
+            missing, invalid, of another shape or not finite.
     """
     first, *rest = modules or [{"type": "Pooling", "pooling_mode": "mean"}]
     kinds = [module.get("type") for module in (first, *rest)]
@@ -84,10 +86,13 @@ def read_modules(modules: list[dict], files: Files) -> SentenceModules:
             f"{files.directory} has the modules {kinds}, expected Pooling, then "
             f"{' or '.join(STEPS)}"
         )
+    poolings, steps = read_poolings(first), []
+    width = len(poolings) * hidden_size
     for module in rest:
         check_names(module)
-    steps = [STEPS[module["type"]](files, module) for module in rest]
-    return SentenceModules(read_poolings(first), first.get("include_prompt", True), tuple(steps))
+        step, width = STEPS[module["type"]](files, module, width)
+        steps.append(step)
+    return SentenceModules(poolings, first.get("include_prompt", True), tuple(steps))
 
 
 def check_names(module: dict) -> None:
@@ -139,15 +144,25 @@ def normalize(vectors: np.ndarray) -> np.ndarray:
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), SMALLEST_NORM)
 
 
-def dense(files: Files, module: dict) -> Step:
-    """Return the function from vector to vector of a module Dense: its linear map and its
-    activation.
+def check_width(module: dict, name: str, width: int) -> None:
+    """Raise ValueError unless the setting `name` of `module`, the number of values that it reads,
+    is `width` or missing."""
+    if module.get(name, width) != width:
+        raise ValueError(
+            f"{module['folder']}/config.json has {name}={module[name]!r:.60}, expected {width}, "
+            "the number of values of the vectors before it"
+        )
 
-    `module` is its entry in the manifest.
+
+def dense(files: Files, module: dict, width: int) -> tuple[Step, int]:
+    """Return the function from vector to vector of a module Dense, its linear map and its
+    activation, and the number of values of its result.
+
+    `module` is its entry in the manifest. It reads vectors of `width` values.
 
     Raises:
         ValueError: if the module has a residual connection or an unknown activation, or its weights
-            are missing, of another shape or not a safetensors file.
+            are missing, of another shape, not finite or not a safetensors file.
     """
     if module.get("use_residual"):
         raise ValueError(
@@ -156,38 +171,40 @@ def dense(files: Files, module: dict) -> Step:
     function = activation(
         module.get("activation_function", "torch.nn.Tanh"), "the activation of the module Dense"
     )
-    names = ("linear.weight", "linear.bias")[: 1 + bool(module.get("bias"))]
-    tensors = module_tensors(files, module, *names)
+    size = module.get("out_features")
+    shapes = {"linear.weight": (size, width), "linear.bias": (size,)}
+    if not module.get("bias", True):
+        del shapes["linear.bias"]
+    tensors = module_tensors(files, module, shapes)
+    check_width(module, "in_features", width)
     weight, bias = tensors["linear.weight"], tensors.get("linear.bias", np.float32(0))
-    shape = module.get("out_features"), module.get("in_features")
-    if None not in shape and weight.shape != shape:
-        raise ValueError(
-            f"the weight of the module Dense in {module['folder']} has the shape {weight.shape}, "
-            f"expected {shape}"
-        )
-    return lambda vector: function(weight @ vector + bias)
+    return lambda vector: function(weight @ vector + bias), len(weight)
 
 
-def layer_norm(files: Files, module: dict) -> Step:
-    """Return the function from vector to vector of a module LayerNorm.
+def layer_norm(files: Files, module: dict, width: int) -> tuple[Step, int]:
+    """Return the function from vector to vector of a module LayerNorm, and `width`, the number of
+    values of a vector.
 
-    `module` is its entry in the manifest. Raises ValueError if its weights are missing or not a
-    safetensors file.
+    `module` is its entry in the manifest. Raises ValueError if its weights are missing, of another
+    shape, not finite or not a safetensors file.
     """
-    tensors = module_tensors(files, module, "norm.weight", "norm.bias")
+    shapes = dict.fromkeys(("norm.weight", "norm.bias"), (width,))
+    tensors = module_tensors(files, module, shapes)
+    check_width(module, "dimension", width)
     weight, bias = tensors["norm.weight"], tensors["norm.bias"]
 
     def step(vector: np.ndarray) -> np.ndarray:
         centered = vector - vector.mean()
         return centered / np.sqrt(np.square(centered).mean() + 1e-5) * weight + bias
 
-    return step
+    return step, width
 
 
-def module_tensors(files: Files, module: dict, *names: str) -> dict[str, np.ndarray]:
-    """Return {name: array} of the weights of `module`, its entry in the manifest.
+def module_tensors(files: Files, module: dict, shapes: Shapes) -> Tensors:
+    """Return the weights of `module`, its entry in the manifest.
 
-    Raises ValueError if the file is missing or no safetensors file, or lacks a tensor of `names`.
+    Raises ValueError if the file is missing or no safetensors file, or has other tensors than
+    `shapes` or values that are not finite.
     """
     kind = module["type"]
     if "folder" not in module:
@@ -195,15 +212,17 @@ def module_tensors(files: Files, module: dict, *names: str) -> dict[str, np.ndar
             f"{files.directory} has a module {kind} without a folder, expected its name: export "
             "again"
         )
-    return file_tensors(files, f"{module['folder']}/model.safetensors", f"module {kind}", names)
+    name = f"{module['folder']}/model.safetensors"
+    tensors = file_tensors(files, name, f"module {kind}")
+    check_shapes(files.directory / name, tensors, shapes)
+    return tensors
 
 
-def file_tensors(
-    files: Files, name: str, owner: str, names: Sequence[str]
-) -> dict[str, np.ndarray]:
-    """Return {name: array} of the weights in the file `name`, those of `owner`.
+def file_tensors(files: Files, name: str, owner: str) -> Tensors:
+    """Return the weights in the file `name`, those of `owner`.
 
-    Raises ValueError if the file is missing or no safetensors file, or lacks a tensor of `names`.
+    Raises ValueError if the file is missing or no safetensors file, or has values that are not
+    finite.
     """
     content = files.read(name)
     if content is None:
@@ -211,23 +230,33 @@ def file_tensors(
             f"{files.directory} has no {name}, expected the weights of its {owner}: export again"
         )
     tensors = read_safetensors(content, name)
-    if not set(names) <= tensors.keys():
-        raise ValueError(
-            f"{files.directory / name} has {reprlib.repr(list(tensors))}, expected "
-            f"{' and '.join(names)}"
-        )
+    for tensor, values in tensors.items():
+        if not np.isfinite(values).all():
+            raise ValueError(
+                f"{tensor} of {files.directory / name} has values that are NaN or infinite, "
+                "expected finite numbers"
+            )
     return tensors
 
 
-# functions from the export and a module's entry in the manifest to its step
-STEPS: dict[str, Callable[[Files, dict], Step]] = {
+def check_shapes(path: Path, tensors: Tensors, shapes: Shapes) -> None:
+    """Raise ValueError unless `tensors`, those in the file `path`, have exactly the names and the
+    `shapes` that are expected."""
+    seen = {name: values.shape for name, values in tensors.items()}
+    if seen != shapes:
+        raise ValueError(f"{path} has {reprlib.repr(seen)}, expected {reprlib.repr(shapes)}")
+
+
+# functions from the export, a module's entry in the manifest and the number of values that it reads
+# to its step and the number of values of the result
+STEPS: dict[str, Callable[[Files, dict, int], tuple[Step, int]]] = {
     "Dense": dense,
     "LayerNorm": layer_norm,
-    "Normalize": lambda files, module: normalize,
+    "Normalize": lambda files, module, width: (normalize, width),
 }
 
 
-def read_safetensors(content: bytes, name: str) -> dict[str, np.ndarray]:
+def read_safetensors(content: bytes, name: str) -> Tensors:
     """Return {name: array} of the tensors in the `content` of a safetensors file, in float32.
 
     The file has 8 bytes with the length of a JSON header, the header, and the data. `name` is the

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..shared.files import TOKEN_HEADS
-from .sentence_modules import Files, Step, file_tensors
+from .sentence_modules import Files, Step, check_shapes, file_tensors
 
 
 class TokenHeads(NamedTuple):
@@ -32,15 +32,9 @@ def read_token_heads(files: Files, hidden_size: int) -> TokenHeads:
 def linear(files: Files, name: str, in_features: int, out_features: int | None = None) -> Step:
     """Return the linear map with the weights in the file `name`. `out_features` may be any number
     if it is None."""
-    tensors = file_tensors(files, name, "heads of BGE-M3", ("weight", "bias"))
+    tensors = file_tensors(files, name, "heads of BGE-M3")
+    size = out_features or max(tensors.get("weight", np.ones(1)).size // in_features, 1)
+    shapes = {"weight": (size, in_features), "bias": (size,)}
+    check_shapes(files.directory / name, tensors, shapes)
     weight, bias = tensors["weight"], tensors["bias"]
-    size = weight.shape[:1] if out_features is None else (out_features,)
-    expected = (*size, in_features)
-    if weight.shape != expected or bias.shape != size:
-        raise ValueError(
-            f"{name} has a weight of {weight.shape} and a bias of {bias.shape}, expected "
-            f"{expected} and {size}"
-        )
-    if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
-        raise ValueError(f"{name} has values that are not finite, expected numbers")
     return lambda states: states @ weight.T + bias

@@ -255,8 +255,10 @@ def test_files_that_were_added_are_warnings(tmp_path, capsys):
     before = info_of(tmp_path / "out", capsys)["warnings"]
     (tmp_path / "out/modules.json").write_text("[]")
     (tmp_path / "out/2_Dense").mkdir()
-    (tmp_path / "out/2_Dense/model.safetensors").write_text("")
-    names = ("2_Dense/model.safetensors", "modules.json")
+    names = ["2_Dense/model.safetensors", "2_Dense/pytorch_model.bin", "modules.json"]
+    names += ["pytorch_model.bin", "sparse_linear.pt", "spiece.model", "vocab.txt"]
+    for name in {*names} - {"modules.json"}:
+        (tmp_path / "out" / name).write_text("")
     for name, problem in zip(
         names, info_of(tmp_path / "out", capsys)["warnings"][: -len(before)], strict=True
     ):

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from transformers.utils import logging
 
 from ..checkpoint import TORCH_DTYPES, Shapes, stored_shapes
-from ..checkpoint_files import weight_files, weight_sets
+from ..checkpoint_files import weight_files
 from ..files import PICKLE, WEIGHTS, check_no_pointer
 from ..source import Source
 
@@ -311,21 +311,27 @@ class TensorFiles:
             return tensors.get_tensor(stored)
 
 
-def unequal_weights(source: Source) -> list[str]:
-    """Return a warning if a second set of weights of `source`, such as pickled ones, has another
-    value in a tensor.
+def unequal_weights(source: Source, rivals: list[list[list[Path]]]) -> list[str]:
+    """Return a warning for each item of `rivals` with a set of weights that has another value in a
+    tensor than the first set. `rivals` are those of `companions.rival_weights`.
 
     This library and transformers read the first set only. Tensors of one set only are not compared,
-    and a second set that cannot be read is ignored.
+    and a set that cannot be read is ignored.
     """
+    return [warning for sets in rivals for warning in unequal_sets(source, *sets)]
+
+
+def unequal_sets(source: Source, first: list[Path], *others: list[Path]) -> list[str]:
+    """Return a warning if one of `others`, sets of weights of `source`, has another value in a
+    tensor than the set `first`."""
     directory = source.directory
+    read = first[0].relative_to(directory)
     with contextlib.suppress(ValueError, OSError):
-        first, *others = weight_sets(directory, (WEIGHTS, PICKLE))
         for files in others:
             name = unequal_name(TensorFiles(directory, first), TensorFiles(directory, files))
             if name is not None:
-                other = f"{files[0].name} than in {first[0].name}, expected the same"
-                return [f"{source} has another {name} in {other}: {first[0].name} is read"]
+                other = f"{files[0].relative_to(directory)} than in {read}, expected the same"
+                return [f"{source} has another {name} in {other}: {read} is read"]
     return []
 
 

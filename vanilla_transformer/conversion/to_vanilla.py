@@ -14,7 +14,7 @@ import vanilla_transformer
 from ..checkpoint import CONFIG
 from ..checkpoint_config import CONFIGS, build_config, check_depth
 from ..checkpoint_files import read_json, readers_errors
-from ..companions import read_modules
+from ..companions import read_modules, rival_weights
 from ..files import MODULES, write_json
 from ..linked_copies import linked_copy
 from ..source import Source
@@ -92,10 +92,11 @@ def plan_complete(source: Source, overrides: Overrides) -> ConversionPlan:
         architecture, more = without_head(architecture, converter, path)
         remarks += more
     plan, more = plan_or_base(architecture, converter, planner(theirs, converter, files))
-    plan.remarks += notes + remarks + more + unequal_weights(source)
+    plan.remarks += notes + remarks + more
     values = {name: getattr(theirs, name, 0) for name in TRAINING_FIELDS}
     plan.left_out += [f"{name}={value}" for name, value in values.items() if value]
     plan = attach_other_files(plan, source)
+    plan.remarks += unequal_weights(source, rival_weights(path, plan.companions.modules))
     if hasattr(theirs, "score_tokens"):
         plan.temporaries.append(directory := TemporaryDirectory())
         plan.companions = classifier_files(plan.companions, Path(directory.name))

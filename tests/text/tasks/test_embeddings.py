@@ -151,6 +151,22 @@ def test_layer_norm_module_matches_sentence_transformers(make_embedder):
     np.testing.assert_allclose(runtime.embed(MANY), model.encode(MANY), rtol=1e-5, atol=1e-5)
 
 
+def test_width_of_concatenated_poolings_goes_through_the_modules(make_embedder):
+    width = SIZES["hidden_size"]
+    modules = [Pooling(width, pooling_mode=("mean", "max", "cls")), LayerNorm(3 * width)]
+    modules += [Dense(3 * width, 7), Normalize(), Dense(7, 5, bias=False), LayerNorm(5)]
+    model, runtime = make_embedder(*modules)
+    assert abs(model[3].linear.bias).max() > 0.01
+    for facts in runtime.info.manifest["sentence_modules"]:
+        if facts["folder"].startswith("3"):
+            del facts["bias"]  # which has the default True
+    np.testing.assert_allclose(runtime.embed(MANY), model.encode(MANY), rtol=1e-4, atol=1e-5)
+    runtime.info.manifest["sentence_modules"][0]["pooling_mode"] = "mean"
+    del runtime.__dict__["sentence_modules"]
+    with raises(ValueError, seen=f"({3 * width},)", expected=f"({width},)"):
+        runtime.embed(["a"])
+
+
 def test_mean_pooling_is_default_without_modules(make_embedder):
     _, runtime = make_embedder(Pooling(SIZES["hidden_size"]))
     runtime.info.manifest["sentence_modules"] = []
