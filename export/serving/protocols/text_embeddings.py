@@ -266,13 +266,8 @@ async def info(request: Request, model: str | None = None) -> Response:
     settings, dtype = server_settings(request), served.info.dtype
     arrangement = served.plan.arrangement
     tokenizer = getattr(served.runtime, "tokenizer", None)  # only of a loaded model of texts
-    try:
-        choices = await asyncio.to_thread(model_facts, served.info, arrangement.threads, tokenizer)
-        limit = row_limit(served, settings.max_source) if served.reads_texts else None
-    except OSError:
-        raise RequestError(
-            503, f"the files of the model {served.name} cannot be read, expected its export"
-        ) from None
+    choices = await asyncio.to_thread(model_facts, served.info, arrangement.threads, tokenizer)
+    limit = row_limit(served, settings.max_source) if served.reads_texts else None
     facts: dict[str, Any] = {
         "model_id": served.name,
         "model_sha": None,
