@@ -267,7 +267,7 @@ async def info(request: Request, model: str | None = None) -> Response:
     arrangement = served.plan.arrangement
     tokenizer = getattr(served.runtime, "tokenizer", None)  # only of a loaded model of texts
     choices = await asyncio.to_thread(model_facts, served.info, arrangement.threads, tokenizer)
-    limit = row_limit(served, settings.max_source) if served.reads_texts else None
+    limit = max_row_length(served.info.config, settings.max_source)
     facts: dict[str, Any] = {
         "model_id": served.name,
         "model_sha": None,
@@ -275,7 +275,7 @@ async def info(request: Request, model: str | None = None) -> Response:
         "served_model_name": served.name,
         "model_type": model_type(served),
         "max_concurrent_requests": settings.requests,
-        "max_input_length": limit,
+        "max_input_length": cut_length(served, limit) if served.reads_texts else None,
         "max_batch_tokens": max_batch_tokens(served.info, arrangement),
         "max_batch_requests": None,
         "max_client_batch_size": settings.max_batch,
@@ -327,10 +327,6 @@ def longest(model: ServedModel) -> int:
     tokens."""
     assert model.encoder is not None  # a model that is loaded and reads texts
     return cut_length(model, model.encoder.max_length)
-
-
-def row_limit(model: ServedModel, max_source: int | None) -> int:
-    return cut_length(model, max_row_length(model.info.config, max_source))
 
 
 def cut_length(model: ServedModel, limit: int) -> int:
