@@ -43,17 +43,17 @@ def engine(
         threads: CPU threads of each.
         inputs: the inputs that the slots of all workers hold, each with its beams.
     """
-    from vanilla_transformer_export.engine.inputs import Admission
+    from vanilla_transformer_export.engine.inputs import Admission, check_options
     from vanilla_transformer_export.engine.loop import Client, Engine
     from vanilla_transformer_export.engine.model import open_export
 
     info = open_export(folder / dtype)
+    options = check_options(info, {"num_beams": beams})  # once for all rows of a call
     admission = Admission(info, workers, threads, slots=inputs * beams, max_waiting=10**6)
     client = Client(admission, Engine.open(admission)).start()
 
     async def answers(ids):
-        options = {"num_beams": beams}
-        return await client.generate([admission.admit(row, options) for row in ids])
+        return await client.generate(admission.admit_all(ids, [options] * len(ids)))
 
     def generate(ids):
         order = sorted(range(len(ids)), key=lambda index: -len(ids[index]))
