@@ -195,7 +195,8 @@ def test_queries_of_half_precision_deberta_are_not_rounded(dtype, tmp_path):
     [
         ({"activation_function": "a.module.Act"}, "a.module.Act", "torch.nn.Tanh"),
         ({"bias": True}, "linear.weight", "linear.bias"),
-        ({"in_features": 23}, (36, 24), (36, 23)),
+        ({"in_features": 23}, 23, 24),
+        ({"out_features": 35}, (36, 24), (35, 24)),
     ],
 )
 def test_dense_that_embed_cannot_follow_is_not_exported(change, seen, expected, tmp_path):
