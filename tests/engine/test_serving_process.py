@@ -546,12 +546,20 @@ def test_last_message_about_a_cancelled_request_has_no_running_rows(exported_for
     client = open_client(exported_for("causal", "cpu")[1], slots=8)
     job = client.admission.admit([5], dict(max_new_tokens=50, min_new_tokens=50))
     for _ in range(5):
-        messages = []
+        messages, is_cancelled = [], threading.Event()
         engine = Engine.open(client.admission)
+        [worker] = engine.workers
+
+        def step(step=worker.batch.step, cancelled=is_cancelled):
+            cancelled.wait(10)  # or a fast engine ends the request before
+            return step()
+
+        worker.batch.step = step
         outbox = Outbox(lambda *message, to=messages: to.append(message), engine)
         outbox.put(7, [job] * 8, False, time.perf_counter())
-        wait_until(lambda: engine.running, pause=0.0005)  # noqa: B023
+        wait_until(lambda: engine.running)  # noqa: B023
         outbox.cancel(7)
+        is_cancelled.set()
         wait_until(lambda: not engine.running)  # noqa: B023
         engine.close()
         (started, running), activities, updates = messages[-1]
