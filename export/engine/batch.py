@@ -189,14 +189,15 @@ class GenerationBatch:
             self.insert(cohort)
 
     def insert(self, cohort: Cohort) -> None:
-        """Add `cohort`, to another one if one search can advance the groups of both."""
+        """Add `cohort`, to another one if one search can advance the groups of both. Its groups take
+        the places of those that have left."""
         same = next((other for other in self.cohorts if other.joins(cohort)), None)
         if same is None:
             self.cohorts.append(cohort)
         else:
             is_left = np.concatenate([same.is_finished, cohort.is_finished])
-            kept = without_gaps(is_left) if self.joining else np.arange(len(is_left))
-            same.add(cohort, kept)
+            fills_gaps = self.has_gaps and self.joining is not None
+            same.add(cohort, without_gaps(is_left) if fills_gaps else np.arange(len(is_left)))
             self.is_settled = False
 
     def start(self, groups: list[Group]) -> None:
