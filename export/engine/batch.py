@@ -189,8 +189,8 @@ class GenerationBatch:
             self.insert(cohort)
 
     def insert(self, cohort: Cohort) -> None:
-        """Add `cohort`, to another one if one search can advance the groups of both. Its groups take
-        the places of those that have left."""
+        """Add `cohort`, to another one if one search can advance the groups of both. They take the
+        places of those that have left."""
         same = next((other for other in self.cohorts if other.joins(cohort)), None)
         if same is None:
             self.cohorts.append(cohort)
