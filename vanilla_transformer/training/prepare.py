@@ -307,7 +307,11 @@ def examples(
         )
     limit = batch_tokens(recipe) if split == "train" else None
     if isinstance(rows, IterableDataset):
-        check_stream(config)
+        if config.has_learned_positions:  # long rows of a stream cannot be counted
+            raise ValueError(
+                "position_embedding_type is 'learned', expected one without a maximum length for "
+                "data.streaming"
+            )
         return rows.map(check_length, with_indices=True, fn_kwargs={"limit": limit})
     if not isinstance(rows, Dataset) or not (limit or config.has_learned_positions):
         return rows
@@ -323,15 +327,6 @@ def examples(
 def batch_tokens(recipe: Recipe) -> int | None:
     """Return the maximum number of tokens of a training batch, or None if the recipe sets none."""
     return recipe.training.get("tokens_per_batch", recipe.training.get("tokens_per_update"))
-
-
-def check_stream(config: PreTrainedConfig) -> None:
-    """Raise ValueError for a stream and learned positions, whose long rows cannot be counted."""
-    if config.has_learned_positions:
-        raise ValueError(
-            "position_embedding_type is 'learned', expected one without a maximum length for "
-            "data.streaming"
-        )
 
 
 def check_length(row: dict, index: int, limit: int) -> dict:

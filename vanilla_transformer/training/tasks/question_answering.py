@@ -159,19 +159,12 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
             for offset, side in zip(encoded["offset_mapping"][window], sides)
         ]
         values = (columns["id"][row], columns["context"][row], answers["text"] or [""], offsets)
-        for name, value in zip(TARGETS + SCORED, first_answer(offsets, answers) + values):
+        target = (0, 0)
+        if answers["text"]:
+            target = positions(offsets, answers["answer_start"][0], len(answers["text"][0]))
+        for name, value in zip(TARGETS + SCORED, target + values, strict=True):
             encoded_columns[name].append(value)
     return encoded_columns
-
-
-def first_answer(offsets: list, answers: dict) -> tuple[int, int]:
-    """Return (first, last) token of the first of `answers`, (0, 0) without an answer.
-
-    `answers` has the lists text and answer_start. See `positions` for `offsets`.
-    """
-    if not answers["text"]:
-        return 0, 0
-    return positions(offsets, answers["answer_start"][0], len(answers["text"][0]))
 
 
 def positions(offsets: list, start: int, length: int) -> tuple[int, int]:
