@@ -253,12 +253,13 @@ def load_pretrained(
 
 
 def set_generation(model: PreTrainedModel, recipe: Recipe) -> None:
-    """Set the generation config of the result. `generate` fills every field with a default."""
-    if model.can_generate():
-        model.generation_config = generation_config(recipe, model.config)
+    """Set the generation config of the result. `generate` fills every field with a default.
 
-
-def generation_config(recipe: Recipe, config: PreTrainedConfig) -> GenerationConfig:
+    Raises UsageError for tokens outside the vocabulary.
+    """
+    if not model.can_generate():
+        return
+    config = model.config
     for name, value in recipe.generation.items():
         words = map(as_list, as_list(value)) if name in TOKEN_KEYS else []
         unknown = [token for word in words for token in word if not 0 <= token < config.vocab_size]
@@ -271,7 +272,7 @@ def generation_config(recipe: Recipe, config: PreTrainedConfig) -> GenerationCon
     tokens = {name: getattr(config, name) for name in names if hasattr(config, name)}
     generation = GenerationConfig(**tokens, **recipe.generation)
     limit_generation(generation, config)
-    return generation
+    model.generation_config = generation
 
 
 def examples(

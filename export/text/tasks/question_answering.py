@@ -76,12 +76,12 @@ def answer(
                 question = question[: encoding.offsets[max_question_len - 1][1]]
         windows.append(make_windows(runtime, question, context, number, *sizes, max_windows))
     names = [f"context {number} with its question" for number in range(len(examples))]
-    all_windows = run_windows(runtime, windows, partial(probabilities, runtime), names)
+    all_windows = run_windows(runtime, windows, partial(read_outputs, runtime), names)
     return [
         find_answers(
-            scores, context, top_k, max_answer_len, handle_impossible_answer, align_to_words
+            group, context, top_k, max_answer_len, handle_impossible_answer, align_to_words
         )
-        for (_, context), scores in zip(examples, all_windows)
+        for (_, context), group in zip(examples, all_windows)
     ]
 
 
@@ -165,7 +165,7 @@ def make_windows(
     return [first, *first.overflowing]
 
 
-def probabilities(runtime: TextModel, row: Encoding, outputs: dict[str, np.ndarray]) -> Window:
+def read_outputs(runtime: TextModel, row: Encoding, outputs: dict[str, np.ndarray]) -> Window:
     """Return the window `row` with the probabilities of `outputs`, its start_logits and end_logits
     (S,)."""
     logits = [outputs[name] for name in ("start_logits", "end_logits")]
