@@ -204,7 +204,7 @@ def test_recipe_without_training_text_raises(corpus):
 
 
 def test_full_disk_leaves_no_partial_output(corpus, tmp_path, monkeypatch):
-    def full(model, tokenizer, directory: Path, dtype):
+    def full(prepared, directory: Path, dtype):
         (directory / "model.safetensors").write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
