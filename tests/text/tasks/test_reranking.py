@@ -2,6 +2,7 @@
 recipe of Qwen3-Reranker's card and CrossEncoder."""
 
 import json
+import shlex
 
 import httpx
 import numpy as np
@@ -257,6 +258,17 @@ def test_command_ranks_lines_of_json(cross_encoder, capsys):
     got = [json.loads(text) for text in capsys.readouterr().out.splitlines()]
     assert [rank["index"] for rank in got[0]] == [rank["index"] for rank in expected[0]]
     close(got, expected)
+
+
+def test_export_suggests_a_command_that_ranks(cross_encoder, capsys):
+    """The path of the export has a space."""
+    main(["export", str(cross_encoder / "checkpoint"), str(cross_encoder / "again")])
+    suggested = capsys.readouterr().err.splitlines()[-1]
+    marker, program, *arguments = shlex.split(suggested)
+    assert (marker, program) == ("next:", "vanilla-transformer")
+    main(arguments)
+    [ranks] = map(json.loads, capsys.readouterr().out.splitlines())
+    assert {rank["index"] for rank in ranks} == {0, 1}
 
 
 @pytest.mark.parametrize(
