@@ -2,6 +2,7 @@
 recipe of Qwen3-Reranker's card and CrossEncoder."""
 
 import json
+import pickle
 import shlex
 
 import httpx
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import edit_json
-from heads import MANY, close, save_head, word_pieces
+from heads import MANY, PAIRS, close, save_head, word_pieces
 from hub_checkpoints import QWEN3, make_tokenizer, save_checkpoint, write_json
 from messages import raises
 from sentence_transformers import CrossEncoder
@@ -247,6 +248,14 @@ def test_ranks_of_a_cross_encoder(cross_encoder):
     assert [rank["index"] for rank in ranks] == [rank["corpus_id"] for rank in expected]
     scores = [rank["score"] for rank in expected]
     np.testing.assert_allclose([rank["score"] for rank in ranks], scores, atol=1e-5)
+
+
+def test_cross_encoder_over_an_export_can_be_pickled(cross_encoder):
+    """A pool of processes of sentence-transformers pickles its model."""
+    stand_in_for_optimum()
+    encoder = CrossEncoder(str(cross_encoder / "export"), device="cpu", backend="onnx")
+    again = pickle.loads(pickle.dumps(encoder))
+    np.testing.assert_array_equal(again.predict(PAIRS), encoder.predict(PAIRS))
 
 
 def test_command_ranks_lines_of_json(cross_encoder, capsys):
