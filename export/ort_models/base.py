@@ -189,7 +189,9 @@ class ORTModel(PushToHubMixin):
         return {name: json_fields(config) for name, config in configs.items() if config is not None}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "runtime"}
+        # sentence-transformers sets `_save_pretrained` to a local function, which no pickle holds
+        left_out = ("runtime", "_save_pretrained")
+        return {name: value for name, value in vars(self).items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, runtime=state["open_runtime"]())

@@ -104,7 +104,7 @@ def window_sizes(
 def check_examples(questions: object, contexts: object) -> list[tuple[str, str]]:
     columns = []
     for name, values in (("question", questions), ("context", contexts)):
-        texts = check_list(values, f"strings, the {name}s")
+        texts = check_list(values, "strings", f"{name}s")
         columns.append(
             [
                 check_text(text, f"{name} {index} of {len(texts)}")
