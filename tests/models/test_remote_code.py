@@ -111,7 +111,7 @@ def examine(directory, given):
     items = models | {"config": model.config}
     classes = {name: str(type(item)) for name, item in items.items()}
     # All classes from the first model of a variant; every checkpoint has the same code and names.
-    is_first = directory.name.startswith("AutoModel-") or directory.name == "AutoModel"
+    is_first = directory.name.partition("-")[0] == "AutoModel" and directory.parts[0] != "again"
     for auto_name in model.config.auto_map.keys() - {"AutoConfig", "AutoModel"} if is_first else ():
         try:
             auto_class = getattr(transformers, auto_name)
