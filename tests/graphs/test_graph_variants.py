@@ -95,6 +95,7 @@ def test_body_variants_match_torch(architecture, tmp_path):
         formats = OTHER_FP32, [*PORTABLE_FP32, *FEWER_BITS]
         assert find_differences(architecture, table, *formats, tmp_path) == {}
         return
+    # what a seq2seq model is compared for too has one format of another target in turn
     in_seq2seq = COMMON.keys() & table.keys()
     own = {name: fields for name, fields in table.items() if name not in in_seq2seq}
     shared = {name: table[name] for name in table if name in in_seq2seq}
@@ -127,7 +128,7 @@ def test_opsets_match_torch(architecture, tmp_path):
     assert find_differences(architecture, table, OPSETS, [], tmp_path) == {}
 
 
-# 8 times as many exports as the quick tests, which have every variant and every format.
+# Ten times as many exports as the quick tests, which have every variant and every format.
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", [*BODIES, *OTHERS])
 def test_variants_match_torch_in_all_formats(architecture, tmp_path):
