@@ -1,4 +1,4 @@
-"""What `test_distributed.py` runs in two processes: a training run, and sharded models."""
+"""A training run and sharded models in two processes, for `test_distributed.py`."""
 
 import json
 import os
