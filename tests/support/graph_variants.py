@@ -189,11 +189,11 @@ def variants(architecture):
     return COMMON | kind | (SHORTLIST if architecture in GENERATORS else {})
 
 
-SHARE = 6  # of the variants of bodies that a head is compared for
+SHARE = 12  # of the variants of bodies that a head is compared for
 
 
 def variants_of_head(architecture):
-    """Return the variants that set a field that this head reads, and every sixth of the others.
+    """Return the variants that set a field that this head reads, and every twelfth of the others.
 
     They are others for the next class: a body is compared for many classes.
     """
