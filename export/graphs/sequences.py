@@ -27,7 +27,7 @@ from .layers import (
     row_linear,
     stack,
 )
-from .positions import causal_biases, offsets, padded_positions, source_bias, token_positions
+from .positions import padded_positions, source_bias, token_positions
 
 # activations of SpladePooling, log(1 + x) once or twice after the ReLU
 SPLADE_LOGARITHMS = {"relu": 1, "log1p_relu": 2}
@@ -107,8 +107,7 @@ def causal_states(g: GraphContext, inputs: Values) -> Value:
     graph."""
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     positions = padded_positions(g, ids, mask)
-    biases = causal_biases(g, offsets(g, ids), mask)
-    return decoder_states(g, ids, positions, causal_attention(g, positions, biases))
+    return decoder_states(g, ids, positions, causal_attention(g, ids, positions, mask))
 
 
 def seq2seq_states(g: GraphContext, inputs: Values) -> tuple[Value, Value]:
@@ -123,7 +122,7 @@ def seq2seq_states(g: GraphContext, inputs: Values) -> tuple[Value, Value]:
         positions = token_positions(g, targets, None)
     else:
         positions = padded_positions(g, targets, mask)
-    self_attn = causal_attention(g, positions, causal_biases(g, offsets(g, targets), mask))
+    self_attn = causal_attention(g, targets, positions, mask)
     cross_attn = source_attention(
         g, source_heads(g, source), source_bias(g, inputs["attention_mask"])
     )

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from ...graphs.alignment import cross_attentions
+from ...graphs.attention import causal_attention, fused_product
 from ...graphs.beams import top_tokens
 from ...graphs.context import (
     Caches,
@@ -29,7 +30,7 @@ from ...graphs.onnxruntime_attention import (
     fused_rotate,
     grouped_attention,
     row_cross_attention,
-    target_attention,
+    split_projections,
     tiled_attention,
 )
 from ...graphs.ops import Ops, data_type, name_values
@@ -148,9 +149,10 @@ def best_tokens_of_block(g: GraphContext, states: Value, count: Value) -> ir.Gra
 def alignment(g: GraphContext, inputs: Values) -> list[Value]:
     """Write the alignment graph and return its output (B, heads, T, S) in a list.
 
-    Weights are shared with the other graphs.
+    Weights are shared with the other graphs, so queries, keys and values are those of `beams`.
     """
-    return cross_attentions(g, inputs, Caches(inputs, is_source=True).past, target_attention)
+    attention = partial(causal_attention, product=fused_product, project=split_projections)
+    return cross_attentions(g, inputs, Caches(inputs, is_source=True).past, attention)
 
 
 WRITE: dict[str, WriteGraph] = {

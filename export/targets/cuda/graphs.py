@@ -9,11 +9,11 @@ from ...graphs.alignment import cross_attentions
 from ...graphs.attention import (
     by_layer_type,
     causal_attention,
-    fused_source_attention,
+    fused_product,
+    key_value_heads,
     slot_attention,
+    source_attention,
     source_states,
-    split_keys,
-    split_values,
 )
 from ...graphs.context import (
     Caches,
@@ -28,6 +28,7 @@ from ...graphs.context import (
 from ...graphs.encoder_attention import fused_attention
 from ...graphs.layers import (
     STANDARD,
+    Attention,
     decoder_states,
     fused_rms_norm,
     has_output_norm,
@@ -174,16 +175,16 @@ def decoder(g: GraphContext, inputs: Values) -> list[Value]:
     one position of these caches.
     """
     caches = Caches(inputs)
-    by_type = {
-        kind: slot_attention(
+
+    def write(kind: str) -> Attention:
+        return slot_attention(
             g, inputs, slot_bias(g, inputs["visible"], g.config.window(kind)), caches
         )
-        for kind in g.config.types_of_stack(g.config.decoder_prefix)
-    }
-    attentions = [by_layer_type(g, by_type)]
+
+    attentions = [by_layer_type(g, g.config.decoder_prefix, write)]
     if g.config.is_seq2seq:
         source = Caches(inputs, is_source=True).past
-        attentions.append(fused_source_attention(g, source, source_rows(g, inputs)))
+        attentions.append(source_attention(g, source, source_rows(g, inputs), fused_product))
     states = decoder_states(g, inputs["input_ids"], inputs["position_ids"], *attentions)
     return [*step_outputs(g, inputs, states), *flat(caches.present)]
 
@@ -192,7 +193,7 @@ def alignment(g: GraphContext, inputs: Values) -> list[Value]:
     """Write the alignment graph and return its output (B, heads, T, S) in a list. Its attention has
     standard operators, because it returns the weights."""
     source = Caches(inputs, is_source=True).past
-    states = [(split_keys(g, key), split_values(g, value)) for key, value in source]
+    states = [key_value_heads(g, *pair) for pair in source]
     return cross_attentions(g, inputs, states, causal_attention)
 
 

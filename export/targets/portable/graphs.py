@@ -26,7 +26,7 @@ from ...graphs.context import (
 )
 from ...graphs.encoder_attention import encoder_attention
 from ...graphs.layers import STANDARD, decoder_states, logits
-from ...graphs.positions import causal_biases, offsets, source_bias, token_positions
+from ...graphs.positions import source_bias, token_positions
 from ...graphs.precisions import STANDARD_INT8, TIED_FLOAT
 from ...graphs.sequences import encoder_states, sequence_outputs
 
@@ -46,9 +46,8 @@ def decoder(g: GraphContext, inputs: Values) -> list[Value]:
     tokens appended.
     """
     ids, positions, caches = inputs["input_ids"], inputs["position_ids"], Caches(inputs)
-    before = g.op.size(caches.past[0][0], 2)
-    biases = causal_biases(g, offsets(g, ids, before), inputs["attention_mask"])
-    states = decoder_states(g, ids, positions, growing_attention(g, positions, biases, caches))
+    self_attn = growing_attention(g, ids, positions, inputs["attention_mask"], caches)
+    states = decoder_states(g, ids, positions, self_attn)
     return [logits(g, states), *flat(caches.present)]
 
 
@@ -61,10 +60,8 @@ def seq2seq_decoder(g: GraphContext, inputs: Values) -> list[Value]:
     """
     op, ids, source = g.op, inputs["input_ids"], inputs["encoder_hidden_states"]
     caches, past_source = Caches(inputs), Caches(inputs, is_source=True).past
-    before = op.size(caches.past[0][0], 2)
-    positions = token_positions(g, ids, None, before)
-    biases = causal_biases(g, offsets(g, ids, before), None)
-    self_attn = growing_attention(g, positions, biases, caches)
+    positions = token_positions(g, ids, None, op.size(caches.past[0][0], 2))
+    self_attn = growing_attention(g, ids, positions, None, caches)
     rest = op("Slice", source, op.size(past_source[0][0], 2), op.size(source, 1), [1])
     hidden = source_bias(g, inputs["encoder_attention_mask"])
     sources = [append_keys(g, *layer) for layer in zip(past_source, source_heads(g, rest))]
