@@ -47,7 +47,7 @@ class CudaRowsFactory:
         check_memory(
             len(request.input_ids), request.options, self.export.config["vocab_size"], cache_bytes
         )
-        with closed_on_error(CudaRows(take_buffers(self.pool, sizes), self.export)) as decoder:
+        with closed_on_error(CudaRows(take_buffers(self.pool, sizes))) as decoder:
             if request.source is not None:
                 decoder.encode(*request.source)
             # capture while the caches are empty

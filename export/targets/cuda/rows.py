@@ -8,7 +8,6 @@ import numpy as np
 from ...errors import UsageError
 from ...inference.device_thread import in_device_thread
 from ...inference.rows import next_input_name
-from ...inference.session import LoadedExport
 from .buffers import Buffers, DeviceGraph
 
 
@@ -26,16 +25,15 @@ class CudaRows:
 
     Args:
         buffers: the caches and graphs that it uses; `close` puts them back into their pool.
-        export: the open graphs and the config.
     """
 
     all_logits = False
     places = best_tokens = None
     shrinks = False  # captured graphs have a fixed number of rows
 
-    def __init__(self, buffers: Buffers, export: LoadedExport):
+    def __init__(self, buffers: Buffers):
         self.buffers = buffers
-        self.export = export
+        self.export = buffers.pool.export
         self.rows, self.slots = buffers.sizes["batch_size"], buffers.sizes["slots"]
         self.source: dict[str, np.ndarray] = {}
 
@@ -72,7 +70,8 @@ class CudaRows:
 
         Padding, where `attention_mask` is 0, may stand on either side.
         """
-        return self.read(input_ids, attention_mask).logits.numpy()[: len(input_ids), :1].copy()
+        logits = self.read(input_ids, attention_mask).values["logits"].numpy()
+        return logits[: len(input_ids), :1].copy()
 
     def read(self, ids: np.ndarray, mask: np.ndarray, beams: int = 1) -> DeviceGraph:
         """Feed the prompts `ids` (B, P) and return the graph, whose `logits` follow the last
@@ -95,10 +94,10 @@ class CudaRows:
         graph.put(
             input_ids=ids,
             position_ids=np.maximum(mask.cumsum(axis=1) - 1, 0),
-            first_slot=np.zeros(self.rows, np.int64),
-            count=np.full(self.rows, length),
+            first_slot=0,
+            count=length,
             visible=self.visible & earlier,
-            logit_indices=np.repeat(last[:, None], beams, axis=1),
+            logit_indices=last[:, None],
             **self.source,
         )
         graph.run()
@@ -117,15 +116,16 @@ class CudaRows:
         graph = self.buffers.step_graph(beams)
         graph.put(
             input_ids=pad_batch(tokens.reshape(-1, beams), self.rows),
-            position_ids=np.repeat(self.lengths[:, None], beams, axis=1),
-            first_slot=np.full(self.rows, self.used),
+            position_ids=self.lengths[:, None],
+            first_slot=self.used,
             visible=self.visible,
             **self.step_inputs(beams),
         )
         graph.run()
         self.used += beams
         self.lengths = self.lengths + 1
-        return graph.logits.numpy()[: self.count].reshape(self.count * beams, 1, -1).copy()
+        logits = graph.values["logits"].numpy()
+        return logits[: self.count].reshape(self.count * beams, 1, -1).copy()
 
     def select(self, parents: np.ndarray) -> None:
         """Let each row continue the row that `parents` (B * beams,) names, with more beams of each
@@ -153,13 +153,12 @@ class CudaRows:
         graph.put(**self.step_inputs(beams))
         return graph.run
 
-    def step_inputs(self, beams: int) -> dict[str, np.ndarray]:
-        """Return `{input: array}` of the inputs that are equal in all steps with `beams`.
+    def step_inputs(self, beams: int) -> dict[str, np.ndarray | int]:
+        """Return `{input: value}` of the inputs that are equal in all steps with `beams`.
 
         `beams` is the number of beams of each input.
         """
-        indices = np.tile(np.arange(beams), (self.rows, 1))
-        return {"count": np.full(self.rows, beams), "logit_indices": indices, **self.source}
+        return {"count": beams, "logit_indices": np.arange(beams), **self.source}
 
 
 def pad_batch(array: np.ndarray, rows: int) -> np.ndarray:

@@ -8,6 +8,7 @@ of beam search wait for each other.
 import numpy as np
 
 from ...inference.device_thread import in_device_thread
+from ...inference.options import EXCLUDED_SCORE, Options
 from ...inference.rows import SEARCH_STEPS, GenerationRequest
 from .rows import CudaRows
 
@@ -29,7 +30,7 @@ class CudaSearch:
         decoder.read(request.input_ids, request.attention_mask, options.num_beams)
         self.run = decoder.step_runner(options.num_beams)
         if self.graph is not None:
-            self.graph.begin(options)
+            self.graph.put(**dict.fromkeys(self.graph.own, 0) | first_state(options))
 
     @in_device_thread
     def advance(self, steps: int = SEARCH_STEPS) -> np.ndarray | None:
@@ -51,7 +52,7 @@ class CudaSearch:
             if number:
                 self.run()
             self.graph.run()
-        can_improve = self.graph.state["can_improve"].numpy()[: len(self.ended), 0]
+        can_improve = self.graph.values["can_improve"].numpy()[: len(self.ended), 0]
         self.ended = ~can_improve | (self.num_tokens == limit)
         return None
 
@@ -59,7 +60,7 @@ class CudaSearch:
         """Copy the new tokens (B, T) from number `start` on from the device and return them."""
         buffers = self.decoder.buffers
         if self.num_tokens - start == 1:  # the input of the next step is less to copy
-            tokens = buffers.step_graph(1).inputs["input_ids"].numpy()
+            tokens = buffers.step_graph(1).values["input_ids"].numpy()
         else:
             first, end = self.prompt + start, self.prompt + self.num_tokens
             tokens = buffers.states["tokens"].numpy()[:, 0, first:end, 0]
@@ -75,7 +76,7 @@ class CudaSearch:
         assert self.graph is not None  # it is a beam search
         inputs, count = len(self.ended), self.options.num_return_sequences
         state = {
-            name: self.graph.state[f"finished_{name}"].numpy()[:inputs, :count]
+            name: self.graph.values[f"finished_{name}"].numpy()[:inputs, :count]
             for name in ("visible", "tokens", "lengths", "scores")
         }
         tokens = self.decoder.buffers.states["tokens"].numpy()[:, 0, self.prompt :, 0]
@@ -87,3 +88,22 @@ class CudaSearch:
             sequences[row, : len(before) + 1] = [*before, last]
         # on the CPU these are the numbers of the buffers, which the next search writes
         return sequences, state["scores"].reshape(-1).copy()
+
+
+def first_state(options: Options) -> dict[str, np.ndarray | float]:
+    """Return the inputs of the graph of beam search before the first token of a search with
+    `options`, of those that are not 0."""
+    is_other = np.arange(options.num_beams) > 0
+    return {
+        # the rows of one input are equal at first, so only the first row counts
+        "scores": np.where(is_other, EXCLUDED_SCORE, 0),
+        "finished_scores": -np.inf,
+        "is_best": np.arange(options.candidates) < options.num_beams,
+        "can_improve": True,
+        "eos_token_ids": np.array(options.eos_token_ids or -1),
+        "max_length": options.max_new_tokens,
+        "length": 1,
+        "length_penalty": options.length_penalty,
+        "stops_early": options.early_stopping is True,
+        "never_stops_early": options.early_stopping == "never",
+    }
