@@ -5,8 +5,8 @@ from collections.abc import Callable
 from onnx_ir import Value
 
 from .attention import attention_weights, source_query, weighted_values
-from .context import GraphContext, Pairs, Values
-from .layers import Attention, decoder_states
+from .context import Attention, GraphContext, Pairs, Values
+from .layers import decoder_states
 from .positions import cast_to_float32, source_bias, token_positions
 
 # writes self-attention, see `attention.causal_attention`

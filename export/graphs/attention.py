@@ -18,8 +18,8 @@ from collections.abc import Callable
 import numpy as np
 from onnx_ir import Value
 
-from .context import Caches, GraphContext, Pair, Pairs, Values
-from .layers import Attention, linear, norm
+from .context import Attention, Caches, GraphContext, Pair, Pairs, Values
+from .layers import linear, norm
 from .positions import causal_biases
 
 # queries (B, T, H * d_k), keys, values and the bias of the scores -> (B, T, H * d_v)

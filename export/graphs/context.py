@@ -19,6 +19,11 @@ Pair = tuple[Value, Value]  # keys and values
 Pairs = list[Pair]  # one per layer
 
 
+# Number of the layer, name of the module, x -> the input of the module's last linear map; of
+# attention (B, T, H * d_v).
+Attention = Callable[[int, str, Value], Value]
+
+
 @dataclass(frozen=True)
 class Tokens:
     """The tokens that an encoder reads: ids and mask (B, S), and their positions (B or 1, S)."""
@@ -97,6 +102,7 @@ class Dialect:
 
 
 WriteGraph = Callable[["GraphContext", Values], list[Value]]  # inputs by name -> outputs in order
+EncoderAttention = Callable[["GraphContext", Tokens | None], Attention]
 
 
 @dataclass(frozen=True)
@@ -104,12 +110,15 @@ class TargetGraphs:
     """The graphs of a target in one dtype.
 
     Args:
+        attention: returns the function that writes an encoder's attention, for `layers.stack` to
+            call. It gets `None` for images instead of tokens.
         write: functions that write a graph, with the keys of `exporting.graphs.graph_kind`. They
             get the inputs by name and return the outputs in order.
     """
 
     dialect: Dialect
     precision: Precision
+    attention: EncoderAttention
     write: dict[str, WriteGraph]
 
 

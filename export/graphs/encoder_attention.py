@@ -25,9 +25,8 @@ from .attention import (
     split_heads,
     split_queries,
 )
-from .context import GraphContext, Tokens
+from .context import Attention, GraphContext, Tokens
 from .disentangled import disentangled_bias
-from .layers import Attention
 from .positions import bidirectional_bias, mask_scores
 
 MIN_BLOCK = 64  # queries; with fewer, matrices would be too small to multiply well

@@ -28,9 +28,9 @@ from .attention import (
     source_attention,
     source_query,
 )
-from .context import Caches, GraphContext, Pairs, Tokens, Values
+from .context import Attention, Caches, GraphContext, Pairs, Tokens, Values
 from .encoder_attention import encoder_attention
-from .layers import Attention, linear
+from .layers import linear
 from .ops import CONTRIB
 from .positions import key_flags, offsets, position_bias, rotary_factors
 

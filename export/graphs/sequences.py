@@ -12,11 +12,10 @@ from onnx_ir import Value
 from ..heads import HEADS, READS_CHOICES, READS_TARGETS
 from .activations import activation
 from .attention import causal_attention, source_attention, source_heads
-from .context import GraphContext, Tokens, Values, flat
+from .context import EncoderAttention, GraphContext, Tokens, Values, flat
 from .encoder_attention import encoder_attention
 from .images import image_labels, patch_states
 from .layers import (
-    Attention,
     decoder_states,
     embed,
     linear,
@@ -33,40 +32,42 @@ from .positions import padded_positions, source_bias, token_positions
 SPLADE_LOGARITHMS = {"relu": 1, "log1p_relu": 2}
 # onnxruntime's Log gives the last values of an array other bits, unless this divides their number
 LOG_MULTIPLE = 16
-EncoderAttention = Callable[[GraphContext, Tokens | None], Attention]  # images have no tokens
 
 
-def sequence_outputs(g: GraphContext, inputs: Values, attention: EncoderAttention) -> list[Value]:
+def sequence_outputs(g: GraphContext, inputs: Values) -> list[Value]:
     """Return the outputs of a model that reads whole sequences, in the order of its spec.
 
-    `inputs` are those of the graph by name. `attention` writes the attention of encoders.
+    `inputs` are those of the graph by name.
     """
     reads = HEADS[g.config.architecture].reads
     if reads == READS_CHOICES:
-        return choice_logits(g, inputs, attention)
+        return choice_logits(g, inputs)
     write_head = WRITERS[g.config.head]
     match g.config.model_type:
         case "vanilla-vision":
             patches = patch_states(g, inputs["pixel_values"])
-            states = stack(g, g.config.encoder_prefix, patches, attention(g, None))
+            states = stack(g, g.config.encoder_prefix, patches, g.target.attention(g, None))
             return write_head(g, states, inputs)
         case "vanilla-decoder":
             return write_head(g, causal_states(g, inputs), inputs)
         case "vanilla-seq2seq":
             states, source = seq2seq_states(g, inputs)
             return [states, source] if reads == READS_TARGETS else write_head(g, states, inputs)
-    return write_head(g, encoder_states(g, inputs, attention), inputs)
+    return write_head(g, encoder_states(g, inputs), inputs)
 
 
 # ------------------------------------------------------------------------------------------- bodies
 
 
-def encoder_states(g: GraphContext, inputs: Values, attention: EncoderAttention) -> Value:
+def encoder_states(
+    g: GraphContext, inputs: Values, attention: EncoderAttention | None = None
+) -> Value:
     """Return the states (B, S, D) of an encoder for the tokens in `inputs`, written as nodes of the
     graph.
 
-    `attention` makes the function that writes the attention.
+    `attention` makes the function that writes the attention, by default that of the target.
     """
+    attention = attention or g.target.attention
     prefix, ids, mask = g.config.encoder_prefix, inputs["input_ids"], inputs["attention_mask"]
     tokens = Tokens(ids, mask, token_positions(g, ids, mask))
     x = embed(g, prefix, ids, tokens.positions, inputs.get("token_type_ids"))
@@ -92,14 +93,14 @@ def pad_tokens(g: GraphContext, tokens: Tokens, x: Value) -> tuple[Tokens, Value
     return Tokens(*padded), pad(x, op.dtype.type(0), g.config.hidden_size)
 
 
-def source_encoder(g: GraphContext, inputs: Values, attention: EncoderAttention) -> list[Value]:
+def source_encoder(g: GraphContext, inputs: Values) -> list[Value]:
     """Return the keys and values of the source for each layer of the decoder, in the order of
     specs.
 
     They come from the encoder of a seq2seq model, which is written too. `inputs` are its tokens and
-    mask. `attention` makes the function that writes the attention.
+    mask.
     """
-    return flat(source_heads(g, encoder_states(g, inputs, attention)))
+    return flat(source_heads(g, encoder_states(g, inputs)))
 
 
 def causal_states(g: GraphContext, inputs: Values) -> Value:
@@ -156,18 +157,15 @@ def model_outputs(g: GraphContext, states: Value, inputs: Values) -> list[Value]
     return [states, pool(g, states)] if getattr(g.config, "pooler_act", None) else [states]
 
 
-def choice_logits(g: GraphContext, inputs: Values, attention: EncoderAttention) -> list[Value]:
-    """Return [logits (B, C)] of an encoder that reads C sequences for each row, (B, C, S).
-
-    `attention` makes the function that writes the attention.
-    """
+def choice_logits(g: GraphContext, inputs: Values) -> list[Value]:
+    """Return [logits (B, C)] of an encoder that reads C sequences for each row, (B, C, S)."""
     op = g.op
     rows_and_choices = op("Shape", inputs["input_ids"], end=2)
     rows = {
         name: op("Reshape", value, op.shape(-1, op("Shape", value, start=2)))
         for name, value in inputs.items()
     }
-    states = encoder_states(g, rows, attention)
+    states = encoder_states(g, rows)
     state = sequence_state(g, states, rows["attention_mask"])
     return [op("Reshape", row_linear(g, state, "choice_classifier"), rows_and_choices)]
 

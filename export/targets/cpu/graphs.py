@@ -156,9 +156,9 @@ def alignment(g: GraphContext, inputs: Values) -> list[Value]:
 
 
 WRITE: dict[str, WriteGraph] = {
-    "sequence": partial(sequence_outputs, attention=tiled_attention),
+    "sequence": sequence_outputs,
     "decoder": decoder,
-    "seq2seq encoder": partial(source_encoder, attention=tiled_attention),
+    "seq2seq encoder": source_encoder,
     "seq2seq decoder": beams,
     "seq2seq candidates": candidates,
     "seq2seq step": step,
@@ -168,4 +168,4 @@ PRECISIONS: dict[str, Precision] = {"fp32": FLOAT, "int8": ROW_INT8, "int4": BLO
 
 
 def target_graphs(dtype: str) -> TargetGraphs:
-    return TargetGraphs(DIALECT, PRECISIONS[dtype], WRITE)
+    return TargetGraphs(DIALECT, PRECISIONS[dtype], tiled_attention, WRITE)

@@ -76,9 +76,7 @@ CUDA = Target(
     help="onnxruntime's own operators for NVIDIA GPUs",
     dtypes=("fp32", "fp16", "bf16", "int8", "int4"),
     opsets=(24,),
-    specs=lambda config, architecture, _, activations: graph_specs(
-        config, architecture, activations
-    ),
+    specs=graph_specs,
     open=open_rows,
     devices=lambda roles, dtype: ("cpu", "cuda"),
     default_device="cuda",

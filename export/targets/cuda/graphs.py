@@ -16,6 +16,7 @@ from ...graphs.attention import (
     source_states,
 )
 from ...graphs.context import (
+    Attention,
     Caches,
     Dialect,
     GraphContext,
@@ -28,7 +29,6 @@ from ...graphs.context import (
 from ...graphs.encoder_attention import fused_attention
 from ...graphs.layers import (
     STANDARD,
-    Attention,
     decoder_states,
     fused_rms_norm,
     has_output_norm,
@@ -159,13 +159,12 @@ DIALECT = Dialect(
 def sequence(g: GraphContext, inputs: Values) -> list[Value]:
     if "pixel_values" in inputs:
         inputs = {"pixel_values": cast_to_graph_dtype(g, inputs["pixel_values"])}
-    outputs = sequence_outputs(g, inputs, fused_attention)
-    return [cast_to_float32(g, value) for value in outputs]
+    return [cast_to_float32(g, value) for value in sequence_outputs(g, inputs)]
 
 
 def encoder(g: GraphContext, inputs: Values) -> list[Value]:
     """Write the encoder of a seq2seq model, and the keys and values that its decoder reads."""
-    return flat(source_states(g, encoder_states(g, inputs, fused_attention)))
+    return flat(source_states(g, encoder_states(g, inputs)))
 
 
 def decoder(g: GraphContext, inputs: Values) -> list[Value]:
@@ -265,4 +264,4 @@ PRECISIONS: dict[str, Precision] = {
 
 
 def target_graphs(dtype: str) -> TargetGraphs:
-    return TargetGraphs(DIALECT, PRECISIONS[dtype], WRITE)
+    return TargetGraphs(DIALECT, PRECISIONS[dtype], fused_attention, WRITE)

@@ -3,8 +3,6 @@
 `WRITE` names the function of each graph. Layers, positions and heads are those of all targets.
 """
 
-from functools import partial
-
 from onnx_ir import Value
 
 from ...graphs.alignment import cross_attentions
@@ -36,7 +34,7 @@ def source_encoder(g: GraphContext, inputs: Values) -> list[Value]:
 
     The decoder graph computes keys and values of the source from this output.
     """
-    return [encoder_states(g, inputs, encoder_attention)]
+    return [encoder_states(g, inputs)]
 
 
 def decoder(g: GraphContext, inputs: Values) -> list[Value]:
@@ -79,7 +77,7 @@ def alignment(g: GraphContext, inputs: Values) -> list[Value]:
 
 
 WRITE: dict[str, WriteGraph] = {
-    "sequence": partial(sequence_outputs, attention=encoder_attention),
+    "sequence": sequence_outputs,
     "decoder": decoder,
     "seq2seq encoder": source_encoder,
     "seq2seq decoder": seq2seq_decoder,
@@ -89,4 +87,4 @@ PRECISIONS: dict[str, Precision] = {"fp32": TIED_FLOAT, "int8": STANDARD_INT8}
 
 
 def target_graphs(dtype: str) -> TargetGraphs:
-    return TargetGraphs(STANDARD, PRECISIONS[dtype], WRITE)
+    return TargetGraphs(STANDARD, PRECISIONS[dtype], encoder_attention, WRITE)
