@@ -218,7 +218,7 @@ def self_attention(
     g: GraphContext,
     positions: Value | None,
     bias: Value | None,
-    product: Product = dense_product,
+    product: Product,
     project: Project = project,
 ) -> Attention:
     """Return the function that writes attention over a whole sequence, for `layers.stack` to call
