@@ -159,9 +159,9 @@ class Calibration:
     def facts(self) -> dict[str, Any]:
         """Return what the manifest says about the calibration.
 
-        The keys are matmuls and row_scales (numbers of matrix multiplications, and of those with a
-        scale for each row), error and row_error (means, as exported and if all had row scales), and
-        `left_out`: {module: {"error", "row_error"}} of each module that keeps a scale for each row.
+        The keys are matmuls and row_scales, the numbers of matrix multiplications and of those with
+        a scale for each row. Error and row_error are means, as exported and if all had row scales.
+        `left_out` is {module: {"error", "row_error"}} of modules that keep a scale for each row.
         """
         choices = self.matmuls.values()
         left_out = {

@@ -11,11 +11,11 @@ from .specs import CACHE_DTYPES, graph_specs
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from .factory import CudaRowsFactory, LoadedExport
+    from .rows import CudaRowsFactory, LoadedExport
 
 
 def open_rows(export: "LoadedExport") -> "CudaRowsFactory":
-    from .factory import CudaRowsFactory
+    from .rows import CudaRowsFactory
 
     return CudaRowsFactory(export)
 

@@ -177,7 +177,7 @@ class Buffers:
 
 class DeviceGraph:
     """A graph with inputs and outputs on the device, bound once; `run` runs it. `values` are its
-    inputs and its logits, by name.
+    inputs and its logits, by name, and `specs` are those of the values that no other graph has.
 
     Args:
         buffers: the caches that it reads and writes.
@@ -200,11 +200,11 @@ class DeviceGraph:
     ):
         spec, sizes = buffers.pool.export.specs[role], {**buffers.sizes, **sizes}
         tensors = (*spec.inputs, spec.outputs[0])
-        self.own = {tensor.name: tensor for tensor in tensors if tensor.name not in shared}
-        self.number = UNCAPTURED if following else buffers.graph_number(self.own.values(), sizes)
-        device = buffers.pool.export.device
-        own = {name: device_zeros(tensor, sizes, device) for name, tensor in self.own.items()}
-        self.values = {**shared, **own}
+        self.specs = {tensor.name: tensor for tensor in tensors if tensor.name not in shared}
+        self.number = UNCAPTURED if following else buffers.graph_number(self.specs.values(), sizes)
+        self.values = dict(shared)
+        for name, tensor in self.specs.items():
+            self.values[name] = device_zeros(tensor, sizes, buffers.pool.export.device)
         outputs = following or self.values
         self.run = bind_and_capture(session, spec, self.values, outputs, self.number)
 
@@ -212,7 +212,7 @@ class DeviceGraph:
         """Copy `values`, which are broadcast, to the graph's own inputs of these names."""
         for name, value in values.items():
             target = self.values[name]
-            array = np.broadcast_to(np.asarray(value, self.own[name].dtype), target.shape())
+            array = np.broadcast_to(np.asarray(value, self.specs[name].dtype), target.shape())
             target.update_inplace(np.ascontiguousarray(array))
 
 
