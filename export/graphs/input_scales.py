@@ -233,11 +233,11 @@ def held_out_products(
     matrices: Sequence[np.ndarray],
     columns: Sequence[np.ndarray],
 ) -> Iterator[np.ndarray]:
-    """Yield the products of the sampled rows and the first `columns` of each of the `matrices`,
-    where each half of the rows has the steps of the other half.
+    """Yield the products of the sampled rows and the `columns` of each matrix.
 
-    On the rows that the steps come from, no value is clipped: a text that is too short would look
-    best. `make_steps` makes the scales from some rows of `inputs`.
+    Each half of the rows has the steps of the other half. On the rows that the steps come from, no
+    value is clipped: a text that is too short would look best. `make_steps` makes the scales from
+    some rows of `inputs`. `matrices` are those of `choose`, and `columns` their first columns.
     """
     steps = [
         make_steps(lowest, highest, matrices)

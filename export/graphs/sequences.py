@@ -26,7 +26,13 @@ from .layers import (
     row_linear,
     stack,
 )
-from .positions import padded_positions, source_bias, token_positions
+from .positions import (
+    cast_to_float32,
+    cast_to_graph_dtype,
+    padded_positions,
+    source_bias,
+    token_positions,
+)
 
 # activations of SpladePooling, log(1 + x) once or twice after the ReLU
 SPLADE_LOGARITHMS = {"relu": 1, "log1p_relu": 2}
@@ -191,18 +197,23 @@ def sparse_embedding(g: GraphContext, states: Value, inputs: Values) -> list[Val
     mask = op.cast(inputs["attention_mask"], op.dtype.name)
     scores = op("Mul", vocabulary_logits(g, states), op("Unsqueeze", mask, [2]))
     is_sum = g.config.splade["pooling_strategy"] == "sum"
-    pooled = op("Relu", scores if is_sum else op("ReduceMax", scores, [1], keepdims=0))
+    pooled = op("Relu", scores if is_sum else largest(g, scores))
     pooled = logarithms(g, pooled, SPLADE_LOGARITHMS[g.config.splade["activation_function"]])
     return [token_sum(g, pooled, mask) if is_sum else pooled]
 
 
 def logarithms(g: GraphContext, x: Value, times: int) -> Value:
     """Return log(1 + x) of values (..., V), `times` times, with the same bits in any batch."""
-    size = g.config.vocab_size
-    x = g.op("Pad", x, [0, -size % LOG_MULTIPLE], None, [-1])
-    for _ in range(times):
-        x = g.op("Log", g.op("Add", x, 1.0))
-    return g.op("Slice", x, [0], [size], [-1])
+    op, size = g.op, g.config.vocab_size
+    one = np.ones((), np.float32 if op.dtype.name == "bfloat16" else op.dtype)
+
+    def write(x: Value) -> Value:
+        x = op("Pad", x, [0, -size % LOG_MULTIPLE], None, [-1])
+        for _ in range(times):
+            x = op("Log", op("Add", x, one))
+        return op("Slice", x, [0], [size], [-1])
+
+    return widened(g, x, write)
 
 
 def transformed(g: GraphContext, states: Value, act: str) -> Value:
@@ -299,7 +310,20 @@ def token_sum(g: GraphContext, states: Value, weights: Value) -> Value:
     """
     op = g.op
     row = op("Unsqueeze", weights, [1])
-    return op("ReduceMax", op("MatMul", op("Concat", row, row, axis=1), states), [1], keepdims=0)
+    return largest(g, op("MatMul", op("Concat", row, row, axis=1), states))
+
+
+def largest(g: GraphContext, x: Value) -> Value:
+    """Return the largest values along the second axis, (B, N, D) -> (B, D)."""
+    return widened(g, x, lambda x: g.op("ReduceMax", x, [1], keepdims=0))
+
+
+def widened(g: GraphContext, x: Value, write: Callable[[Value], Value]) -> Value:
+    """Return what `write` returns for x, computed in float32 if the graph computes in bfloat16: for
+    operators that onnxruntime lacks in bfloat16."""
+    if g.op.dtype.name != "bfloat16":
+        return write(x)
+    return cast_to_graph_dtype(g, write(cast_to_float32(g, x)))
 
 
 def last_state(g: GraphContext, states: Value, flags: Value) -> Value:
