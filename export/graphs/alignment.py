@@ -4,17 +4,20 @@ from collections.abc import Callable
 
 from onnx_ir import Value
 
-from .attention import attention_weights, source_query, weighted_values
+from .attention import attention_weights, causal_attention, source_query, weighted_values
 from .context import Attention, GraphContext, Pairs, Values
 from .layers import decoder_states
 from .positions import cast_to_float32, source_bias, token_positions
 
-# writes self-attention, see `attention.causal_attention`
+# writes self-attention, as `causal_attention`
 TargetAttention = Callable[[GraphContext, Value, Value, None], Attention]
 
 
 def cross_attentions(
-    g: GraphContext, inputs: Values, states: Pairs, attention: TargetAttention
+    g: GraphContext,
+    inputs: Values,
+    states: Pairs,
+    attention: TargetAttention = causal_attention,
 ) -> list[Value]:
     """Return [weights (B, heads, T, S)] of the heads in `g.alignment`, written as nodes of the
     graph.

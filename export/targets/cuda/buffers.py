@@ -153,7 +153,8 @@ class Buffers:
         if beams not in self.steps:
             sizes = {"target_length": beams, "logits": beams}
             graph = DeviceGraph(self, "decoder", self.session, sizes, self.states)
-            graph.put(first_slot=0)  # each run of the capture has advanced it
+            # each run of the capture has advanced the slot
+            graph.put(first_slot=0, count=beams, logit_indices=np.arange(beams))
             self.steps[beams] = graph
         return self.steps[beams]
 

@@ -8,7 +8,6 @@ from onnx_ir import Value
 from ...graphs.alignment import cross_attentions
 from ...graphs.attention import (
     by_layer_type,
-    causal_attention,
     fused_product,
     key_value_heads,
     slot_attention,
@@ -193,7 +192,7 @@ def alignment(g: GraphContext, inputs: Values) -> list[Value]:
     standard operators, because it returns the weights."""
     source = Caches(inputs, is_source=True).past
     states = [key_value_heads(g, *pair) for pair in source]
-    return cross_attentions(g, inputs, states, causal_attention)
+    return cross_attentions(g, inputs, states)
 
 
 def slot_bias(g: GraphContext, visible: Value, window: int | None) -> Value:

@@ -8,7 +8,7 @@ wait for each other.
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -195,8 +195,13 @@ class CudaRows:
 
         Padding, where `attention_mask` is 0, may stand on either side.
         """
-        logits = self.read(input_ids, attention_mask).values["logits"].numpy()
-        return logits[: len(input_ids), :1].copy()
+        return self.logits(self.read(input_ids, attention_mask))
+
+    def logits(self, graph: DeviceGraph) -> np.ndarray:
+        """Copy the logits (B * beams, 1, V) of the last run of `graph` from the device and return
+        them."""
+        logits = graph.values["logits"].numpy()[: self.count]
+        return logits.reshape(-1, 1, logits.shape[-1]).copy()
 
     def read(self, ids: np.ndarray, mask: np.ndarray, beams: int = 1) -> DeviceGraph:
         """Feed the prompts `ids` (B, P) and return the graph, whose `logits` follow the last
@@ -244,13 +249,12 @@ class CudaRows:
             position_ids=self.lengths[:, None],
             first_slot=self.used,
             visible=self.visible,
-            **self.step_inputs(beams),
+            **self.source,
         )
         graph.run()
         self.used += beams
         self.lengths = self.lengths + 1
-        logits = graph.values["logits"].numpy()
-        return logits[: self.count].reshape(self.count * beams, 1, -1).copy()
+        return self.logits(graph)
 
     def select(self, parents: np.ndarray) -> None:
         """Let each row continue the row that `parents` (B * beams,) names, with more beams of each
@@ -267,23 +271,6 @@ class CudaRows:
         names = [next_input_name(tensor.name) for tensor in self.export.specs["encoder"].outputs]
         arrays = {name: states[name].numpy() for name in names} | self.source
         return {name: array[inputs] for name, array in arrays.items()}
-
-    def step_runner(self, beams: int) -> Callable[..., None]:
-        """Return the function `run(waits=True)`, which runs a step whose inputs are on the device.
-
-        The step before it, or the prompt, has written these inputs. With `waits=False` it may
-        return before the step ends. `beams` is the number of beams of each input.
-        """
-        graph = self.buffers.step_graph(beams)
-        graph.put(**self.step_inputs(beams))
-        return graph.run
-
-    def step_inputs(self, beams: int) -> dict[str, np.ndarray | int]:
-        """Return `{input: value}` of the inputs that are equal in all steps with `beams`.
-
-        `beams` is the number of beams of each input.
-        """
-        return {"count": beams, "logit_indices": np.arange(beams), **self.source}
 
 
 def pad_batch(array: np.ndarray, rows: int) -> np.ndarray:
@@ -318,7 +305,10 @@ class CudaSearch:
         self.graph = decoder.buffers.beam_graph(options) if options.num_beams > 1 else None
         # selects the first token of greedy search
         decoder.read(request.input_ids, request.attention_mask, options.num_beams)
-        self.run = decoder.step_runner(options.num_beams)
+        # The prompt has written the inputs of the first step, and each step those of the next.
+        step = decoder.buffers.step_graph(options.num_beams)
+        step.put(**decoder.source)
+        self.run = step.run
         if self.graph is not None:
             self.graph.put(**dict.fromkeys(self.graph.specs, 0) | first_state(options))
 

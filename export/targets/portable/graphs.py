@@ -8,7 +8,6 @@ from onnx_ir import Value
 from ...graphs.alignment import cross_attentions
 from ...graphs.attention import (
     append_keys,
-    causal_attention,
     growing_attention,
     source_attention,
     source_heads,
@@ -73,7 +72,7 @@ def seq2seq_decoder(g: GraphContext, inputs: Values) -> list[Value]:
 def alignment(g: GraphContext, inputs: Values) -> list[Value]:
     """Write the alignment graph and return its output (B, heads, T, S) in a list."""
     states = source_heads(g, inputs["encoder_hidden_states"])
-    return cross_attentions(g, inputs, states, causal_attention)
+    return cross_attentions(g, inputs, states)
 
 
 WRITE: dict[str, WriteGraph] = {
