@@ -3,7 +3,7 @@ operators of the target."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -119,7 +119,7 @@ class TargetGraphs:
     dialect: Dialect
     precision: Precision
     attention: EncoderAttention
-    write: dict[str, WriteGraph]
+    write: Mapping[str, WriteGraph]
 
 
 # its name, which no other has, and the function that writes it

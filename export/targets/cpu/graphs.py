@@ -16,10 +16,8 @@ from ...graphs.beams import top_tokens
 from ...graphs.context import (
     Caches,
     GraphContext,
-    Precision,
     TargetGraphs,
     Values,
-    WriteGraph,
     flat,
 )
 from ...graphs.layers import STANDARD, decoder_states, fused_rms_norm, logits
@@ -155,7 +153,7 @@ def alignment(g: GraphContext, inputs: Values) -> list[Value]:
     return cross_attentions(g, inputs, Caches(inputs, is_source=True).past, attention)
 
 
-WRITE: dict[str, WriteGraph] = {
+WRITE = {
     "sequence": sequence_outputs,
     "decoder": decoder,
     "seq2seq encoder": source_encoder,
@@ -164,7 +162,7 @@ WRITE: dict[str, WriteGraph] = {
     "seq2seq step": step,
     "seq2seq alignment": alignment,
 }
-PRECISIONS: dict[str, Precision] = {"fp32": FLOAT, "int8": ROW_INT8, "int4": BLOCK_INT4}
+PRECISIONS = {"fp32": FLOAT, "int8": ROW_INT8, "int4": BLOCK_INT4}
 
 
 def target_graphs(dtype: str) -> TargetGraphs:

@@ -20,10 +20,8 @@ from ...graphs.context import (
     Caches,
     Dialect,
     GraphContext,
-    Precision,
     TargetGraphs,
     Values,
-    WriteGraph,
     flat,
 )
 from ...graphs.encoder_attention import fused_attention
@@ -331,7 +329,7 @@ def gather(op: Ops, states: Value, indices: Value) -> Value:
     return op("GatherND", states, op("Unsqueeze", indices, [-1]), batch_dims=1)
 
 
-WRITE: dict[str, WriteGraph] = {
+WRITE = {
     "sequence": sequence,
     "decoder": decoder,
     "beams": beam_search,
@@ -341,7 +339,7 @@ WRITE: dict[str, WriteGraph] = {
     "seq2seq alignment": alignment,
 }
 FLOATS = ("fp32", "fp16", "bf16")
-PRECISIONS: dict[str, Precision] = {
+PRECISIONS = {
     **dict.fromkeys(FLOATS, FLOAT),
     "int8": WEIGHT_ONLY[8],
     "int4": WEIGHT_ONLY[4],

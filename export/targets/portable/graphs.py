@@ -15,10 +15,8 @@ from ...graphs.attention import (
 from ...graphs.context import (
     Caches,
     GraphContext,
-    Precision,
     TargetGraphs,
     Values,
-    WriteGraph,
     flat,
 )
 from ...graphs.encoder_attention import encoder_attention
@@ -75,14 +73,14 @@ def alignment(g: GraphContext, inputs: Values) -> list[Value]:
     return cross_attentions(g, inputs, states)
 
 
-WRITE: dict[str, WriteGraph] = {
+WRITE = {
     "sequence": sequence_outputs,
     "decoder": decoder,
     "seq2seq encoder": source_encoder,
     "seq2seq decoder": seq2seq_decoder,
     "seq2seq alignment": alignment,
 }
-PRECISIONS: dict[str, Precision] = {"fp32": TIED_FLOAT, "int8": STANDARD_INT8}
+PRECISIONS = {"fp32": TIED_FLOAT, "int8": STANDARD_INT8}
 
 
 def target_graphs(dtype: str) -> TargetGraphs:
