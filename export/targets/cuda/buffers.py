@@ -134,6 +134,11 @@ class Buffers:
     def fits(self, sizes: Sizes) -> bool:
         return all(self.sizes[axis] >= size for axis, size in sizes.items())
 
+    def encoder_graph(self) -> "DeviceGraph":
+        """Return a new graph that writes the keys and values of sources to the caches."""
+        encoder = self.pool.export.sessions["encoder"]
+        return DeviceGraph(self, "encoder", encoder, {}, self.states, self.states)
+
     def prompt_graph(self, length: int, beams: int) -> "DeviceGraph":
         """Return a new graph that reads prompts of `length` tokens.
 
@@ -182,7 +187,7 @@ class DeviceGraph:
 
     Args:
         buffers: the caches that it reads and writes.
-        role: "decoder" or "beams".
+        role: "encoder", "decoder" or "beams".
         session: the session of the graph.
         sizes: the size of each named axis that `buffers` does not set.
         shared: `{name: value}` of the inputs and logits that other graphs have too.
@@ -201,7 +206,9 @@ class DeviceGraph:
     ):
         spec, sizes = buffers.pool.export.specs[role], {**buffers.sizes, **sizes}
         tensors = (*spec.inputs, spec.outputs[0])
-        self.specs = {tensor.name: tensor for tensor in tensors if tensor.name not in shared}
+        self.specs = {
+            tensor.name: tensor for tensor in tensors if next_input_name(tensor.name) not in shared
+        }
         self.number = UNCAPTURED if following else buffers.graph_number(self.specs.values(), sizes)
         self.values = dict(shared)
         for name, tensor in self.specs.items():

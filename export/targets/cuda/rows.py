@@ -179,14 +179,9 @@ class CudaRows:
         # pad tokens, which positions derived from ids do not count
         fill = self.export.config.get("pad_token_id") or 0
         ids, mask = (pad(ids, self.rows, length, fill), pad(mask, self.rows, length))
-        encoder = self.export.sessions["encoder"]
-        binding = encoder.io_binding()
-        for name, array in (("input_ids", ids), ("attention_mask", mask)):
-            binding.bind_cpu_input(name, array)
-        for tensor in self.export.specs["encoder"].outputs:
-            state = self.buffers.states[next_input_name(tensor.name)]
-            binding.bind_ortvalue_output(tensor.name, state)
-        encoder.run_bound(binding)
+        graph = self.buffers.encoder_graph()
+        graph.put(input_ids=ids, attention_mask=mask)
+        graph.run()
         self.source = {"encoder_attention_mask": mask}
 
     @in_device_thread
