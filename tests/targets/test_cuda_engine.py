@@ -22,8 +22,7 @@ from vanilla_transformer_export.errors import SessionError
 from vanilla_transformer_export.inference.rows import GenerationRequest
 from vanilla_transformer_export.inference.session import Session
 from vanilla_transformer_export.targets.cuda import buffers
-from vanilla_transformer_export.targets.cuda.factory import CudaRowsFactory
-from vanilla_transformer_export.targets.cuda.rows import CudaRows
+from vanilla_transformer_export.targets.cuda.rows import CudaRows, CudaRowsFactory
 
 exported = exports_for("cuda")
 SEARCHES = [
