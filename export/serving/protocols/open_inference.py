@@ -16,15 +16,14 @@ from ... import __version__
 from ...engine.encoder import LENGTHS
 from ...engine.inputs import GenerationInput, check_options, with_targets
 from ...errors import RequestError, TooLong, UsageError
-from ...heads import HEADS, MAX_CHARACTERS, READS_TOKENS
+from ...heads import EMBED, HEADS, MAX_CHARACTERS, READS_TOKENS
 from ...inference.inputs import check_contiguous, check_inputs
 from ...specs.graph_spec import TensorSpec
 from ...specs.sequences import token_inputs
 from ...text.checks import check_strings
 from ...text.tasks.rows import Cut, run_rows
+from ..generation import call_off_loop, continue_texts
 from ..models import LOADING, READY, UNLOADED, UNLOADING, ServedModel
-from ..translation.translator import call_off_loop
-from .pipelines import continue_texts
 from .protocol import (
     Protocol,
     check_language_names,
@@ -164,7 +163,7 @@ def tensors_for(model: ServedModel) -> tuple[TensorSpec, ...]:
 def outputs_for(model: ServedModel) -> tuple[TensorSpec, ...]:
     if model.info.generates:
         return (GENERATED,)
-    return model.info.specs["encoder"].outputs + ((EMBEDDING,) if model.embeds else ())
+    return model.info.specs["encoder"].outputs + ((EMBEDDING,) if model.has_task(EMBED) else ())
 
 
 # ------------------------------------------------------------------------------ loading, unloading
@@ -502,15 +501,14 @@ async def generate_texts(model: ServedModel, parsed: ParsedRequest) -> list[str]
         longest = max(map(len, texts))
         if longest > MAX_CHARACTERS:
             raise TooLong(f"a text has {longest} characters, expected at most {MAX_CHARACTERS}")
-        return list(itertools.chain(*await continue_texts(model, texts, languages, options)))
+        return list(itertools.chain(*await continue_texts(model, texts, options, **languages)))
     if languages["src_lang"] is not None:
         raise UsageError(
             f"src_lang is {languages['src_lang']!r:.60} without the input {TEXT.name}, expected "
             f"null"
         )
-    assert model.scheduler is not None  # every model that generates has one
     size = sum(values.size for values in parsed.inputs.values())
-    results = await model.scheduler.generate(
+    results = await model.client.generate(
         await call_off_loop(
             size, token_id_inputs, model, parsed.inputs, languages["tgt_lang"], options
         )

@@ -3,7 +3,6 @@ pipelines. A client is `InferenceClient(model=url)` of huggingface_hub, where `u
 task."""
 
 import codecs
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,17 +10,17 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from ...engine.inputs import GenerationInput
 from ...errors import RequestError, TooLong, UsageError, did_you_mean
 from ...heads import IMAGE, MAX_CHARACTERS, PIPELINES, TEXT
 from ...shared.options import without_none
 from ...text.checks import check_flags, check_texts
+from ...text.languages import Direction
 from ...text.tasks.alignment import Aligning, Translation
 from ...text.tasks.task import are_objects, pipeline_call, read_inputs
 from ...text.tasks.translation import TextOptions
+from ..generation import MAX_KEPT, continue_texts, translate
 from ..models import Ability, ServedModel
 from ..streams import to_json
-from ..translation.translator import MAX_KEPT, call_off_loop, check_characters, translate
 from .protocol import (
     ModelName,
     Protocol,
@@ -211,13 +210,14 @@ async def generate_answers(
     check_sizes(rows, TEXT, max_rows)
     check_texts(rows)
     task_options, options = generation_options(task, parameters)
+    has_prompt = task_options.pop("return_full_text", False)
     if task == "translation":
-        results = await translate(
-            model, rows, text_options=take_text_options(task_options), **task_options, **options
-        )
+        text_options = take_text_options(task_options)
+        direction = Direction("", "", **task_options)
+        results = await translate(model, rows, direction, text_options, options)
     else:
-        results = await continue_texts(model, rows, task_options, options)
-    if task_options.get("return_full_text"):
+        results = await continue_texts(model, rows, options, **task_options)
+    if has_prompt:
         results = [[row + text for text in group] for row, group in zip(rows, results, strict=True)]
     name = NAMES.get(task, "generated_text")
     answers = [[answer_fields(name, result) for result in group] for group in results]
@@ -294,30 +294,3 @@ def generation_options(
     check_language_names(task_options)
     check_names_and_sizes(parameters)
     return task_options, parameters
-
-
-async def continue_texts(
-    model: ServedModel, rows: list[str], task_options: dict[str, Any], options: dict[str, Any]
-) -> list[list[str]]:
-    assert model.scheduler is not None  # every model that generates has one
-    slot = model.admission.slot_size
-    check_characters("text", map(len, rows), slot.source or slot.length)
-    size = sum(map(len, rows))
-    replaces = task_options.get("replace_unknowns", False)
-    Aligning(False, replaces).check(model.info)
-
-    def admit_rows() -> list[GenerationInput]:
-        ids, checked = model.runtime.checked_rows(
-            rows, task_options.get("src_lang"), task_options.get("tgt_lang"), options
-        )
-        admitted = model.admission.admit_all(ids, checked)
-        return [dataclasses.replace(row, is_aligned=replaces) for row in admitted]
-
-    inputs = await call_off_loop(size, admit_rows)
-    answers = await model.scheduler.generate(inputs)
-    results = [result for group in answers for result in group]
-    ids = [row.source or [] for row in inputs]
-    texts = iter(
-        await call_off_loop(size, model.runtime.result_texts, rows, ids, results, replaces)
-    )
-    return [[next(texts) for _ in group] for group in answers]

@@ -14,7 +14,7 @@ from tokenizers import Encoding
 from ... import __version__
 from ...engine.encoder import MAX_CALLS, max_row_length
 from ...errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError
-from ...heads import CLASSIFY, CLASSIFY_IMAGES, MAX_CHARACTERS
+from ...heads import CLASSIFY, CLASSIFY_IMAGES, EMBED, EMBED_SPARSE, MAX_CHARACTERS
 from ...text.checks import Pair, TokenizerErrors
 from ...text.model_facts import model_facts
 from ...text.scores import identity, probability_function
@@ -44,7 +44,6 @@ from .text_embeddings_requests import (
     EmbedSparseRequest,
     PredictRequest,
     RerankRequest,
-    SimilarityParameters,
     SimilarityRequest,
     TEIRequest,
     TokenizeRequest,
@@ -63,14 +62,14 @@ DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 TYPES = {400: "Empty", 424: "Backend", 429: "Overloaded", 500: "Backend", 503: "Unhealthy"}
 
 
-EMBEDS = Ability("embed texts", lambda model: model.embeds)
-EMBEDS_SPARSE = Ability("embed texts as sparse vectors", lambda model: model.embeds_sparse)
+EMBEDS = Ability("embed texts", lambda model: model.has_task(EMBED))
+EMBEDS_SPARSE = Ability("embed texts as sparse vectors", lambda model: model.has_task(EMBED_SPARSE))
 CLASSIFIES = Ability("label texts", lambda model: model.has_task(CLASSIFY))
 RERANKS = Ability(
     "rerank texts, for which a head with one label is needed",
     lambda model: CLASSIFIES.fits(model) and len(model.info.config["id2label"]) == 1,
 )
-READS = Ability("embed or label texts", lambda model: model.has_prompts or CLASSIFIES.fits(model))
+READS = Ability("embed or label texts", lambda model: model.has_task(EMBED, EMBED_SPARSE, CLASSIFY))
 TOKENIZES = Ability("tokenize texts", lambda model: model.reads_texts)
 DECODES = Ability("decode token ids", lambda model: model.reads_texts)
 
@@ -164,11 +163,11 @@ async def similarity(request: Request, body: SimilarityRequest) -> Response:
     if not body.inputs.sentences:
         raise empty_error("inputs.sentences")
     inputs = read_inputs(request, model, [body.inputs.source_sentence, *body.inputs.sentences])
-    options = body.parameters or SimilarityParameters.model_validate({})
-    cut = cut_for(request, model, options)
+    prompt_name = None if body.parameters is None else body.parameters.prompt_name
+    cut = cut_for(request, model, body.parameters)
 
     def answer() -> list[float]:
-        vectors = normalize(embed_inputs(model, inputs, options.prompt_name, cut))
+        vectors = normalize(embed_inputs(model, inputs, prompt_name, cut))
         return (vectors[1:] @ vectors[0]).tolist()
 
     return JSONResponse(await model.read(len(inputs), answer))
@@ -335,12 +334,12 @@ def cut_length(model: ServedModel, limit: int) -> int:
 
 
 def model_type(model: ServedModel) -> dict[str, Any]:
-    if model.embeds:
+    if EMBEDS.fits(model):
         modules = model.info.manifest.get("sentence_modules") or [{}]
         return {"embedding": {"pooling": "+".join(read_poolings(modules[0]))}}
-    if model.embeds_sparse:
+    if EMBEDS_SPARSE.fits(model):
         return {"embedding": {"pooling": "splade"}}
-    if not (CLASSIFIES.fits(model) or model.has_task(CLASSIFY_IMAGES)):
+    if not model.has_task(CLASSIFY, CLASSIFY_IMAGES):
         return {}
     config = model.info.config
     names = {"id2label": config["id2label"], "label2id": config.get("label2id") or {}}
@@ -368,8 +367,10 @@ async def open_inputs(
     return model, read_inputs(request, model, body.inputs), cut_for(request, model, body)
 
 
-def cut_for(request: Request, model: ServedModel, body: Truncation) -> Cut:
-    return body.cut(longest(model), server_settings(request).auto_truncate)
+def cut_for(request: Request, model: ServedModel, body: Truncation | None = None) -> Cut:
+    """Return how texts that are too long are cut, by default as the server's settings say."""
+    options = body or Truncation.model_validate({})
+    return options.cut(longest(model), server_settings(request).auto_truncate)
 
 
 def limit_characters(texts: Sequence[Any], cut: Cut) -> list[Any]:
