@@ -286,10 +286,7 @@ class Service:
 
         model = ServedModel(source.name, await in_thread(plan), open_again, self.log_state)
         self.models.models[source.name] = model
-        self.metrics.watch_state(source.name, lambda: model.state == READY)
-        self.metrics.watch_rows(source.name, lambda: model.waiting, lambda: model.running)
-        if (admission := model.plan.admission) is not None:
-            self.metrics.watch_slots(source.name, admission.slots, lambda: model.running)
+        self.metrics.watch(model)
 
     def log_state(self, model: ServedModel, seconds: float) -> None:
         """Log that `model` was loaded or unloaded in `seconds`, or why not. At the start nothing is
