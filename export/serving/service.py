@@ -35,6 +35,7 @@ from .models import READY, ModelPlan, OpenModel, ServedModel, ServedModels, mega
 from .observability import Log, Metrics, format_error
 from .protocols import (
     libretranslate,
+    model_repository,
     open_inference,
     openai_api,
     pipelines,
@@ -53,6 +54,7 @@ PROTOCOLS: tuple[Protocol, ...] = tuple(
         text_embeddings,
         pipelines,
         open_inference,
+        model_repository,
         rerank_api,
         page,
     )

@@ -20,6 +20,7 @@ from .protocol import (
     Protocol,
     name_in_path,
     parse_body,
+    request_body,
     served_models,
     server_settings,
     use_model,
@@ -137,14 +138,9 @@ class Language(BaseModel):
     )
 
 
-SCHEMA = {"schema": Translation.model_json_schema()}
 FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
-BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {kind: SCHEMA for kind in ("application/json", *FORMS)},
-    }
-}
+SCHEMA = Translation.model_json_schema()
+BODY = request_body(dict.fromkeys(("application/json", *FORMS), SCHEMA))
 
 
 @router.post("/translate", openapi_extra=BODY, responses={200: {"model": Translated}})

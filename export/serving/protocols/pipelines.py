@@ -22,6 +22,7 @@ from ..generation import MAX_KEPT, continue_texts, translate
 from ..models import Ability, ServedModel
 from ..streams import to_json
 from .protocol import (
+    BINARY,
     ModelName,
     Protocol,
     check_language_names,
@@ -30,6 +31,7 @@ from .protocol import (
     json_response,
     parse_body,
     render_list,
+    request_body,
     server_settings,
     short_repr,
 )
@@ -70,25 +72,16 @@ class PipelineRequest(BaseModel):
 
 
 PROTOCOL = Protocol("pipelines", router)
-BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "required": ["inputs"],
-                    "properties": {
-                        "inputs": {},
-                        "parameters": {"type": "object"},
-                        "stream": {"type": "boolean"},
-                    },
-                }
-            },
-            "image/*": {"schema": {"type": "string", "format": "binary"}},
-        },
-    }
+SCHEMA = {
+    "type": "object",
+    "required": ["inputs"],
+    "properties": {
+        "inputs": {},
+        "parameters": {"type": "object"},
+        "stream": {"type": "boolean"},
+    },
 }
+BODY = request_body({"application/json": SCHEMA, "image/*": BINARY})
 
 
 @router.post("/predict/{task}", openapi_extra=BODY)
