@@ -4,6 +4,7 @@
 import asyncio
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..engine.inputs import Admission, Generated, GenerationInput
@@ -12,6 +13,7 @@ from ..inference.options import Options
 from ..text.languages import Direction
 from ..text.tasks.alignment import Aligning, Translation
 from ..text.tasks.translation import Plan, TextOptions, join_results, make_plan, tokenize
+from ..text_runtime import TextRuntime
 from .models import ServedModel
 
 MAX_INLINE_CHARACTERS = 1000  # about 1 ms of tokenization; longer work leaves the event loop
@@ -42,48 +44,52 @@ async def translate(
         RequestError: if the scheduler rejects the request.
     """
     filled = [text for text in texts if text.strip()]
-    groups = iter(
-        await translate_filled(model, filled, direction, text_options, options) if filled else ()
-    )
+    size = sum(map(len, filled))
+    groups: list[list[Any]] = []
+    if filled:
+        job = await call_off_loop(size, plan_job, model, filled, direction, text_options, options)
+        answers = await model.client.generate(job.inputs)
+        count = options.get("num_return_sequences") or 1
+        groups = await call_off_loop(size, job.join_all, answers, count)
+    rest = iter(groups)
     is_aligned = text_options.aligning.return_alignments
     return [
-        next(groups) if text.strip() else [Translation(text, []) if is_aligned else text]
+        next(rest) if text.strip() else [Translation(text, []) if is_aligned else text]
         for text in texts
     ]
 
 
-async def translate_filled(
+@dataclass(frozen=True)
+class TranslationJob:
+    """The plan of a translation, and a generation input for each sentence that is not copied.
+    `added` is the number of characters before each text, of the word of a language."""
+
+    runtime: TextRuntime
+    plan: Plan
+    inputs: list[GenerationInput]
+    added: int
+
+    def join(self, results: Sequence[Generated]) -> list[Any]:
+        """Return the translation of each text, from the result of each of `inputs`."""
+        joined = join_results(self.runtime, self.plan, sources(self.inputs), results)
+        if not self.plan.aligning.return_alignments:
+            return joined
+        return [result.without_prefix(self.added) for result in joined]
+
+    def join_all(self, answers: list[list[Generated]], count: int) -> list[list[Any]]:
+        """Return `count` translations of each text, from as many results of each of `inputs`."""
+        columns = zip(*answers, strict=True) if answers else [()] * count
+        return [list(group) for group in zip(*map(self.join, columns), strict=True)]
+
+
+def plan_job(
     model: ServedModel,
     texts: Sequence[str],
     direction: Direction,
     text_options: TextOptions,
     options: dict[str, Any],
-) -> list[list[Any]]:
-    """Return what `translate` returns for `texts`, none of which is blank."""
-    size = sum(map(len, texts))
-    plan, inputs = await call_off_loop(
-        size, plan_inputs, model, texts, direction, text_options, options
-    )
-    answers = await model.client.generate(inputs)
-    num_results = options.get("num_return_sequences") or 1
-
-    def join() -> list[list[Any]]:
-        columns = zip(*answers, strict=True) if answers else [()] * num_results
-        joined = [join_translations(model, direction, plan, inputs, column) for column in columns]
-        return [list(group) for group in zip(*joined, strict=True)]
-
-    return await call_off_loop(size, join)
-
-
-def plan_inputs(
-    model: ServedModel,
-    texts: Sequence[str],
-    direction: Direction,
-    text_options: TextOptions,
-    options: dict[str, Any],
-) -> tuple[Plan, list[GenerationInput]]:
-    """Return the plan of the translation, and a generation input for each sentence that is not
-    copied. The arguments are those of `translate`.
+) -> TranslationJob:
+    """Return the job of translating `texts`. The arguments are those of `translate`.
 
     Raises:
         UsageError: if an option or a language is invalid.
@@ -98,26 +104,11 @@ def plan_inputs(
     fitting = fit_slot(plan.options[0], model.admission)  # of all texts: they have one language
     rows = tokenize(model.runtime, plan)
     admit = model.admission.admit
-    return plan, [
+    inputs = [
         dataclasses.replace(admit(row, fitting, place=place), is_aligned=is_aligned)
         for row, place, is_aligned in zip(rows, plan.places, plan.are_aligned, strict=True)
     ]
-
-
-def join_translations(
-    model: ServedModel,
-    direction: Direction,
-    plan: Plan,
-    inputs: Sequence[GenerationInput],
-    results: Sequence[Generated],
-) -> list[Any]:
-    """Return the translation of each text of `plan`, from the result of each of `inputs`.
-    Alignments do not count the word of `direction`."""
-    joined = join_results(model.runtime, plan, sources(inputs), results)
-    if not plan.aligning.return_alignments:
-        return joined
-    added = len(direction.add_word(""))
-    return [result.without_prefix(added) for result in joined]
+    return TranslationJob(model.runtime, plan, inputs, len(direction.add_word("")))
 
 
 def sources(inputs: Sequence[GenerationInput]) -> list[Sequence[int]]:

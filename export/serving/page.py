@@ -17,10 +17,9 @@ from ..engine.inputs import Generated, GenerationInput
 from ..errors import RequestError
 from ..heads import GENERATE, IMAGE, TRANSLATE, find_task
 from ..specs.alignment import ROLE as ALIGNMENT
-from ..text.languages import Direction
 from ..text.tasks.alignment import Aligning
-from ..text.tasks.translation import Plan, TextOptions, join_parts
-from .generation import call_off_loop, join_translations, plan_inputs
+from ..text.tasks.translation import TextOptions, join_parts
+from .generation import TranslationJob, call_off_loop, plan_job
 from .models import Ability, ServedModel
 from .protocols.protocol import Protocol, choose_model, name_in_path, served_models
 from .streams import EventStream, event, wait_for_first
@@ -146,10 +145,10 @@ async def translation(model: ServedModel, body: PageRequest) -> AsyncGenerator[F
         )
     options = {"num_beams": 1, "do_sample": False}
     text_options = TextOptions(keep=False, aligning=Aligning(ALIGNMENT in model.info.specs))
-    plan, inputs = await call_off_loop(
-        len(body.text), plan_inputs, model, [body.text], direction, text_options, options
+    job = await call_off_loop(
+        len(body.text), plan_job, model, [body.text], direction, text_options, options
     )
-    return translation_fields(model, direction, plan, inputs)
+    return translation_fields(model, job)
 
 
 async def as_fields(pieces: AsyncGenerator[str, None]) -> AsyncGenerator[Fields, None]:
@@ -159,32 +158,31 @@ async def as_fields(pieces: AsyncGenerator[str, None]) -> AsyncGenerator[Fields,
 
 
 async def translation_fields(
-    model: ServedModel, direction: Direction, plan: Plan, inputs: list[GenerationInput]
+    model: ServedModel, job: TranslationJob
 ) -> AsyncGenerator[Fields, None]:
-    """Yield the pieces of `sentences`, and then the alignments of the text if `plan` returns
+    """Yield the pieces of `sentences`, and then the alignments of the text if the job returns
     them."""
     results: list[Generated] = []
-    async with aclosing(as_fields(sentences(model, plan, inputs, results))) as pieces:
+    async with aclosing(as_fields(sentences(model, job, results))) as pieces:
         async for fields in pieces:
             yield fields
-    if plan.aligning.return_alignments:
-        [translated] = join_translations(model, direction, plan, inputs, results)
+    if job.plan.aligning.return_alignments:
+        [translated] = job.join(results)
         yield {"alignments": translated.alignments}
 
 
 async def sentences(
-    model: ServedModel, plan: Plan, inputs: list[GenerationInput], results: list[Generated]
+    model: ServedModel, job: TranslationJob, results: list[Generated]
 ) -> AsyncGenerator[str, None]:
-    """Yield the translation of the only text of `plan` in pieces, as soon as they are generated.
+    """Yield the translation of the only text of `job` in pieces, as soon as they are generated.
 
-    `inputs` are the generation inputs of its sentences, translated one after another. What is
-    generated is added to `results`. White space and untranslated parts of the text are yielded
-    with the pieces.
+    Its sentences are translated one after another. What is generated is added to `results`. White
+    space and untranslated parts of the text are yielded with the pieces.
     """
-    waiting = iter(inputs)
+    waiting = iter(job.inputs)
     before: list[tuple[str, bool]] = []
     num_sent = 0  # characters
-    for part in plan.parts[0]:
+    for part in job.plan.parts[0]:
         text = "" if part.is_translated else part.text
         if part.is_translated:
             async with aclosing(stream_text(model, next(waiting), results)) as pieces:

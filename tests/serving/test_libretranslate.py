@@ -24,7 +24,7 @@ from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.errors import TooLong, UsageError
 from vanilla_transformer_export.serving.generation import (
     MAX_INLINE_CHARACTERS,
-    plan_inputs,
+    plan_job,
     translate,
 )
 from vanilla_transformer_export.serving.protocols.libretranslate import PROTOCOL, PUBLIC_PATHS
@@ -553,13 +553,13 @@ def test_long_texts_are_split_in_the_language_of_the_text(load, monkeypatch):
     )
     texts, options = ["w1 Gov. W2 " * 900], {"max_new_tokens": 5}
     spanish = Direction("es", "en", "spa_Latn", "eng_Latn")
-    plan, inputs = plan_inputs(served_model, texts, spanish, TextOptions(), options)
-    assert len(plan.sentences) == len(inputs) == 901
-    [checked] = {id(each.options): each.options for each in inputs}.values()
+    job = plan_job(served_model, texts, spanish, TextOptions(), options)
+    assert len(job.plan.sentences) == len(job.inputs) == 901
+    [checked] = {id(each.options): each.options for each in job.inputs}.values()
     assert (checked.max_new_tokens, checked.forced_bos_token_id) == (5, 40)
     with raises(TooLong, seen="characters"):
         english = Direction("en", "es", "eng_Latn", "spa_Latn")
-        plan_inputs(served_model, texts, english, TextOptions(), options)
+        plan_job(served_model, texts, english, TextOptions(), options)
 
 
 def test_configured_languages_must_be_supported_by_model(alone, monkeypatch):
