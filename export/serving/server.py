@@ -16,7 +16,7 @@ import uvloop
 from ..engine.process import SIGNALS, EngineProcess
 from .connections import Connections, available_connections
 from .observability import capture_library_logs
-from .service import Say, Service
+from .service import PROTOCOLS, Say, Service
 from .settings import Settings
 from .sources import Source
 
@@ -49,7 +49,7 @@ def serve(
         listening(settings.host, settings.port) as listener,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        server = Server(Service(sources, settings, token, say, process=process))
+        server = Server(Service(sources, settings, token, say, PROTOCOLS, process=process))
         runner.run(server.run(listener))
         if server.gave_up:  # Python would wait for threads that still work on these requests
             os._exit(0)

@@ -2,6 +2,7 @@
 the same service."""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -431,23 +432,17 @@ def in_thread(function: Callable[[], Any]) -> asyncio.Future:
     Call it in the event loop. Unlike a thread of asyncio, the thread does not keep the process from
     ending.
     """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future = loop.create_future()
-
-    def deliver(setter: Callable[[Any], None], value: Any) -> None:
-        if not future.done():  # done: the caller was cancelled
-            setter(value)
+    future: concurrent.futures.Future = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()  # from now on nothing cancels it but the wrapper
 
     def run() -> None:
         try:
-            done = functools.partial(deliver, future.set_result, function())
+            future.set_result(function())
         except Exception as error:
-            done = functools.partial(deliver, future.set_exception, error)
-        with contextlib.suppress(RuntimeError):  # the event loop is closed
-            loop.call_soon_threadsafe(done)
+            future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    return future
+    return asyncio.wrap_future(future)
 
 
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
