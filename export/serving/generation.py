@@ -71,7 +71,7 @@ class TranslationJob:
 
     def join(self, results: Sequence[Generated]) -> list[Any]:
         """Return the translation of each text, from the result of each of `inputs`."""
-        joined = join_results(self.runtime, self.plan, sources(self.inputs), results)
+        joined = join_results(self.runtime, self.plan, source_rows(self.inputs), results)
         if not self.plan.aligning.return_alignments:
             return joined
         return [result.without_prefix(self.added) for result in joined]
@@ -111,7 +111,7 @@ def plan_job(
     return TranslationJob(model.runtime, plan, inputs, len(direction.add_word("")))
 
 
-def sources(inputs: Sequence[GenerationInput]) -> list[Sequence[int]]:
+def source_rows(inputs: Sequence[GenerationInput]) -> list[Sequence[int]]:
     """Return the token ids of each source, none for a decoder."""
     return [row.source or [] for row in inputs]
 
@@ -149,7 +149,7 @@ async def continue_texts(
     def decode() -> list[list[str]]:
         results = [result for group in answers for result in group]
         decoded = iter(
-            model.runtime.result_texts(texts, sources(inputs), results, replace_unknowns)
+            model.runtime.result_texts(texts, source_rows(inputs), results, replace_unknowns)
         )
         return [[next(decoded) for _ in group] for group in answers]
 

@@ -104,8 +104,12 @@ async def predict(request: Request, task: str) -> Response:
     parameters = without_none({**(body.model_extra or {}), **(body.parameters or {})})
     if body.stream:
         raise UsageError("stream is true, expected false: use /v1/completions to stream")
-    answer_all = generate_answers if task in GENERATION_OPTIONS else run_task
-    return await answer_all(model, task, body, parameters, server_settings(request).max_batch)
+    generates = task in GENERATION_OPTIONS
+    keys = TEXT if generates else pipeline_call(task).keys
+    rows, is_list = read_inputs(body.inputs, keys)
+    check_sizes(rows, keys, server_settings(request).max_batch)
+    answer_all = generate_answers if generates else run_task
+    return await answer_all(model, task, rows, is_list, parameters)
 
 
 def check_pipeline(model: ServedModel, task: str) -> None:
@@ -121,17 +125,15 @@ def check_pipeline(model: ServedModel, task: str) -> None:
 
 
 async def run_task(
-    model: ServedModel, name: str, body: PipelineRequest, parameters: dict[str, Any], max_rows: int
+    model: ServedModel, name: str, rows: list[Any], is_list: bool, parameters: dict[str, Any]
 ) -> Response:
-    """Return the response of a task that does not generate. `name` is that of its pipeline,
-    `parameters` its options, and `max_rows` the maximum number of inputs.
+    """Return the response of a task that does not generate. `name` is that of its pipeline, `rows`
+    are its inputs, `is_list` is True if the request has a list, and `parameters` are its options.
 
     Raises UsageError, ValueError or TooLong for wrong inputs and parameters, and RequestError if
     the model has too much work.
     """
     call = pipeline_call(name)
-    rows, is_list = read_inputs(body.inputs, call.keys)
-    check_sizes(rows, call.keys, max_rows)
     call.check_options(name, parameters, "it in parameters")
 
     def answer() -> bytes:
@@ -190,17 +192,15 @@ NAMES = {"translation": "translation_text", "summarization": "summary_text"}
 
 
 async def generate_answers(
-    model: ServedModel, task: str, body: PipelineRequest, parameters: dict[str, Any], max_rows: int
+    model: ServedModel, task: str, rows: list[Any], is_list: bool, parameters: dict[str, Any]
 ) -> Response:
     """Return the response with translations or continuations: `[{"generated_text": str}, ...]` for
     one text, and a list of such lists for a list of texts.
 
-    The key is translation_text or summary_text for these tasks. `task` is the name of the pipeline,
-    `parameters` are its options, and `max_rows` is the maximum number of texts. Raises UsageError,
-    ValueError or TooLong for wrong inputs, and RequestError if the model has too much work.
+    The key is translation_text or summary_text for these tasks. The arguments are those of
+    `run_task`. Raises UsageError, ValueError or TooLong for wrong inputs, and RequestError if the
+    model has too much work.
     """
-    rows, is_list = read_inputs(body.inputs, TEXT)
-    check_sizes(rows, TEXT, max_rows)
     check_texts(rows)
     task_options, options = generation_options(task, parameters)
     has_prompt = task_options.pop("return_full_text", False)
