@@ -5,9 +5,10 @@ import io
 import itertools
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import BinaryIO
 
-from ..shared.compression import decompression_errors
+from ..shared.compression import decompression_errors, open_lines
 
 LONGEST = 1_000_000  # bytes of a line
 ENDLESS = 1_000_000_000  # bytes of what is no line: a device such as /dev/zero never ends one
@@ -68,6 +69,17 @@ def decode_lines(file: BinaryIO | io.BufferedIOBase, name: str) -> Iterator[str]
     """
     for number, line in enumerate(raw_lines(file, name), 1):
         yield decode_line(line, f"line {number} of {name}")
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Yield the text of each line of a file, plain or compressed.
+
+    Raises:
+        ValueError: for a compression that cannot be read, a git-lfs pointer, a damaged file, and a
+            line that is not UTF-8 or too long.
+    """
+    with open_lines(path) as file:
+        yield from decode_lines(file, str(path))
 
 
 def hash_lines(lines: list[bytes]) -> str:

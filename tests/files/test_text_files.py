@@ -11,7 +11,6 @@ import pytest
 from datasets import Dataset, DatasetDict
 from messages import check_message, raises
 
-from vanilla_transformer.compression import open_lines
 from vanilla_transformer.errors import UsageError
 from vanilla_transformer.training import data as module
 from vanilla_transformer.training.data import BadRows, lines, read_all_lines, read_lines, read_text
@@ -23,13 +22,7 @@ from vanilla_transformer_export.files import text_lines as export_lines
 SEPARATORS = "\x0b \x0c \x1c \x85 \u2028 \u2029 \r"  # line boundaries of `str.splitlines`
 
 
-def read_run_lines(path):
-    """Return the lines of a file as `predict --input` reads them."""
-    with open_lines(path) as file:
-        return [*export_lines.decode_lines(file, str(path))]
-
-
-READERS = (read_lines, read_run_lines)  # of training, and of files to run
+READERS = (read_lines, export_lines.read_lines)  # of training, and of files to run
 PACKED = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 
 
@@ -129,7 +122,7 @@ def test_truncated_or_damaged_compressed_file_error_names_file(tmp_path, suffix)
     )
     for damaged in (content[:-9], b"no such file", content[:100] + b"x" * 100 + content[200:]):
         path.write_bytes(damaged)
-        for read in (read_text, read_run_lines):
+        for read in (read_text, lambda path: [*export_lines.read_lines(path)]):
             with raises(ValueError, seen=f"a{suffix}"):
                 read(path)
 
@@ -179,7 +172,7 @@ def test_large_compressed_files_of_many_streams_are_read(tmp_path):
                 for start in range(0, len(content), 99_999)
             )
         )
-        assert read_run_lines(path) == lines
+        assert [*export_lines.read_lines(path)] == lines
 
 
 def test_endless_line_is_an_error(monkeypatch):
@@ -194,7 +187,7 @@ def test_endless_line_is_an_error(monkeypatch):
 def test_unsupported_compression_is_rejected(suffix, tmp_path):
     path = tmp_path / f"a{suffix}"
     path.write_bytes(b"w5")
-    for read in (read_text, read_lines, read_run_lines):
+    for read in (read_text, read_lines, lambda path: [*export_lines.read_lines(path)]):
         with raises(ValueError, seen=f"a{suffix}", expected=(".gz", ".bz2", ".xz")):
             read(path)
 
@@ -203,7 +196,7 @@ def test_unsupported_compression_is_rejected(suffix, tmp_path):
 def test_file_without_compression_suffix_is_plain_text(name, tmp_path):
     path = tmp_path / name
     path.write_bytes(b"w5\n")
-    assert read_run_lines(path) == read_lines(path) == ["w5"]
+    assert [*export_lines.read_lines(path)] == read_lines(path) == ["w5"]
 
 
 def bomb(path, line, megabytes):
