@@ -21,7 +21,7 @@ from ..errors import UsageError
 from ..inference.export_info import MANIFEST
 from ..shared.options import COUNT_OR_0, FLAG
 from ..terminal import say
-from .verbs import CHECKPOINT, add_force, add_json, add_variant, verb
+from .verbs import CHECKPOINT, add_shared, verb
 
 ATTENTION_KINDS = ("encoder", "decoder", "cross")
 
@@ -37,8 +37,7 @@ def convert_arguments(parser: Parser) -> None:
     add_argument(parser, "--dry-run", FLAG, "print how tensors are mapped and write nothing")
     add_set(parser, "field of SOURCE's config.json: model_type=bert, architectures=BertModel ...")
     add_argument(parser, "--leave-out", TEXTS, LEAVE_OUT_HELP, default=[], metavar="PATTERN")
-    add_variant(parser)
-    add_force(parser)
+    add_shared(parser, "--variant", "--force")
 
 
 def converters() -> tuple:
@@ -76,8 +75,7 @@ def info_arguments(parser: Parser) -> None:
     checkpoint_help = f"{CHECKPOINT}; or an export, whose choices are printed, with warnings"
     add_argument(parser, "checkpoint", SOURCE, checkpoint_help, nargs="?")
     add_argument(parser, "--preset", TEXT, "a model of the paper: base, big ...")
-    add_variant(parser)
-    add_json(parser)
+    add_shared(parser, "--variant", "--json")
 
 
 @verb("show shape, parameters, memory and FLOPs of a checkpoint", info_arguments, extras="torch")
@@ -136,7 +134,7 @@ def attention_arguments(parser: Parser) -> None:
         COUNT_OR_0,
         "head, counted from 0; default: all; with --layer, one map with token labels",
     )
-    add_variant(parser)
+    add_shared(parser, "--variant")
     figure_help = "figure file to write: .png, .svg, .pdf ..."
     add_argument(parser, "--output", PATH, figure_help, required=True)
     add_argument(parser, "--force", FLAG, "replace FILE if it exists")

@@ -3,11 +3,16 @@
 import argparse
 import json
 
+from ..arguments import Parser
 from ..terminal import say
-from .verbs import add_json, verb
+from .verbs import add_shared, verb
 
 
-@verb("show installed packages, and where each target runs", add_json, extras="cpu")
+def doctor_arguments(parser: Parser) -> None:
+    add_shared(parser, "--json")
+
+
+@verb("show installed packages, and where each target runs", doctor_arguments, extras="cpu")
 def doctor(args: argparse.Namespace) -> None:
     from ..inference.devices import facts
 
@@ -20,22 +25,21 @@ def report(facts: dict) -> str:
     target."""
     from ..targets.registry import targets
 
-    lines = [f"python       {facts['python']}"]
-    lines += [f"{name:<12} {number}" for name, number in facts["packages"].items()]
-    lines += [
-        f"providers    {', '.join(facts['providers']) or 'none: onnxruntime is not installed'}"
-    ]
-    places = facts["libraries"].values() or ["none of CUDA"]
-    lines += [f"library      {place}" for place in places]
-    lines += [
-        f"cpu          {facts['processor']}: "
-        f"{' '.join(facts['instructions']) or 'no known int8 instructions'}"
-    ]
     quota = facts["cpu_quota"]
-    lines += [f"cpu quota    {quota:g} of {facts['cpus']} CPUs"] if quota else []
-    lines += [f"gpu          {', '.join(gpu.values())}" for gpu in facts["gpus"]] or [
-        "gpu          none"
+    rows = [
+        ("python", facts["python"]),
+        *facts["packages"].items(),
+        ("providers", ", ".join(facts["providers"]) or "none: onnxruntime is not installed"),
+        *(("library", place) for place in facts["libraries"].values() or ["none of CUDA"]),
+        (
+            "cpu",
+            f"{facts['processor']}: "
+            f"{' '.join(facts['instructions']) or 'no known int8 instructions'}",
+        ),
+        *([("cpu quota", f"{quota:g} of {facts['cpus']} CPUs")] if quota else []),
+        *(("gpu", ", ".join(gpu.values())) for gpu in facts["gpus"] or [{"name": "none"}]),
     ]
+    lines = [f"{name:<12} {value}" for name, value in rows]
     if facts["onnxruntime_problem"]:
         lines += [f"no target runs: {facts['onnxruntime_problem']}"]
     elif not facts["providers"]:

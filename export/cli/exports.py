@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..arguments import (
-    DTYPE_HELP,
     PATH,
     SOURCE,
     TEXT,
@@ -30,11 +29,8 @@ from .verbs import (
     CHECKPOINT,
     DTYPE,
     EXPORT,
-    add_device,
     add_generation_options,
-    add_language_arguments,
-    add_variant,
-    add_workers,
+    add_shared,
     generation_options,
     set_arguments,
     verb,
@@ -115,7 +111,7 @@ def verify_arguments(parser: Parser) -> None:
     add_argument(parser, "checkpoint", SOURCE, CHECKPOINT)
     add_argument(parser, "--cases", COUNT, "number of random batches to compare", default=60)
     add_argument(parser, "--seed", COUNT_OR_0, "seed of the random batches", default=0)
-    add_variant(parser)
+    add_shared(parser, "--variant")
     add_metric_arguments(parser)
 
 
@@ -150,7 +146,7 @@ def verify(args: argparse.Namespace) -> None:
 
 def certify_arguments(parser: Parser) -> None:
     add_argument(parser, "export", PATH, EXPORT)
-    add_device(parser)
+    add_shared(parser, "--device")
     add_argument(parser, "--dtype", DTYPE, "dtype of the weights; default: each of the export")
     report_help = "file for a report about the checks, the export and this machine, in JSON"
     add_argument(parser, "--output", PATH, report_help)
@@ -232,11 +228,7 @@ def evaluate_arguments(parser: Parser) -> None:
         "checkpoint directory or Hub id (run by torch), or export directory (run by onnxruntime)"
     )
     add_argument(parser, "model", SOURCE, model_help)
-    add_device(parser)
-    add_argument(parser, "--dtype", DTYPE, DTYPE_HELP)
-    add_variant(parser)
-    add_workers(parser)
-    add_language_arguments(parser)
+    add_shared(parser, "--device", "--dtype", "--variant", "--workers", "--src-lang", "--tgt-lang")
     add_metric_arguments(parser)
     add_generation_options(parser, excluded=["num_return_sequences"])  # a text has one translation
 

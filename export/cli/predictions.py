@@ -23,10 +23,9 @@ from ..shared.options import COUNT, FLAG
 from ..terminal import say
 from .verbs import (
     EXPORT,
+    RUNTIME,
     add_generation_options,
-    add_language_arguments,
-    add_runtime,
-    add_workers,
+    add_shared,
     generation_options,
     set_arguments,
     verb,
@@ -38,7 +37,8 @@ if TYPE_CHECKING:
     from ..heads import Task
 
 STREAM_LINES = 512  # lines of standard input per shard, without --shard-lines
-RUNTIME = ("threads", "device", "dtype", "engine_cache", "workers")  # arguments of a runtime
+# arguments of a runtime
+RUNTIME_ARGUMENTS = ("threads", "device", "dtype", "engine_cache", "workers")
 
 
 # ------------------------------------------------------------------------------------------- flags
@@ -107,8 +107,7 @@ def add_files(parser: Parser) -> None:
 
 def add_generation(parser: Parser) -> None:
     """Add the flags of tasks that generate."""
-    add_workers(parser)
-    add_language_arguments(parser)
+    add_shared(parser, "--workers", "--src-lang", "--tgt-lang")
     add_argument(
         parser,
         "--target-prefix",
@@ -162,7 +161,7 @@ def generate_arguments(parser: Parser) -> None:
     add_argument(parser, "export", PATH, EXPORT)
     text_help = "texts; default: the lines of standard input"
     add_argument(parser, "text", TEXT, text_help, nargs="*")
-    add_runtime(parser)
+    add_shared(parser, *RUNTIME)
     add_argument(
         parser,
         "--stream",
@@ -190,7 +189,7 @@ def predict_arguments(parser: Parser) -> None:
         parser,
         "keyword argument of the task: top_k=3, split=false, aggregation_strategy=simple ...",
     )
-    add_runtime(parser)
+    add_shared(parser, *RUNTIME)
     add_files(parser)
     add_generation(parser)
 
@@ -258,7 +257,7 @@ def stream(args: argparse.Namespace) -> None:
     from ..text_runtime import TextRuntime
 
     options = generation_options(args) | dict(args.set)
-    runtime = TextRuntime(args.export, **set_arguments(args, *RUNTIME))
+    runtime = TextRuntime(args.export, **set_arguments(args, *RUNTIME_ARGUMENTS))
     for text in args.text or decode_lines(standard_input(), "standard input"):
         for piece in runtime.stream(text, **options) if text.strip() or args.text else ():
             say(piece, end="")
@@ -341,7 +340,7 @@ def open_predictions(args: argparse.Namespace, task: str | None) -> "Predictions
     options |= {"replace_unknowns": True} if args.replace_unknowns else {}
     options |= {} if args.keep is None else {"keep": args.keep}
     options |= dict(args.set)
-    runtime = open_runtime(args.export, **set_arguments(args, *RUNTIME))
+    runtime = open_runtime(args.export, **set_arguments(args, *RUNTIME_ARGUMENTS))
     try:
         return Predictions(
             runtime,

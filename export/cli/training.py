@@ -8,7 +8,7 @@ from pathlib import Path
 from ..arguments import DIRECTORY, PATH, SOURCE, VARIANT_HELP, Parser, add_argument, add_set
 from ..shared.options import FLAG
 from ..terminal import say
-from .verbs import add_force, add_variant, verb
+from .verbs import add_shared, verb
 
 
 def train_arguments(parser: Parser) -> None:
@@ -20,7 +20,7 @@ def train_arguments(parser: Parser) -> None:
     add_set(parser, "recipe value to override: training.learning_rate=1e-3, model.dropout=0.2 ...")
     dry_help = "print sizes, time and memory of a few updates and write nothing"
     add_argument(parser, "--dry-run", FLAG, dry_help)
-    add_force(parser)
+    add_shared(parser, "--force")
     restart_help = "start again; an existing OUTPUT-run is moved to a free name"
     add_argument(parser, "--restart", FLAG, restart_help)
 
@@ -63,10 +63,11 @@ def say_resumed(state: Path) -> None:
 def average_arguments(parser: Parser) -> None:
     checkpoints_help = "checkpoints of one model"
     add_argument(parser, "checkpoints", SOURCE, checkpoints_help, nargs="+", metavar="CHECKPOINT")
-    add_variant(parser, f"{VARIANT_HELP}; the same for each CHECKPOINT")
+    variant_help = f"{VARIANT_HELP}; the same for each CHECKPOINT"
+    add_argument(parser, "--variant", SOURCE, variant_help)
     output_help = "checkpoint directory to write"
     add_argument(parser, "--output", PATH, output_help, required=True, metavar="OUTPUT")
-    add_force(parser)
+    add_shared(parser, "--force")
 
 
 @verb("average the weights of several checkpoints", average_arguments, extras="torch")

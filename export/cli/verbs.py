@@ -17,7 +17,7 @@ from ..arguments import (
     set_options,
 )
 from ..shared.generation_options import FIELDS
-from ..shared.options import COUNT, FLAG, without_none
+from ..shared.options import COUNT, FLAG, Kind, without_none
 
 CHECKPOINT = "checkpoint directory or Hub id"
 EXPORT = "export directory"
@@ -48,66 +48,47 @@ def verb(
     return lambda run: Verb(run.__name__, run, declare, help, extras)
 
 
-def add_variant(parser: Parser, help: str = VARIANT_HELP) -> None:
-    add_argument(parser, "--variant", SOURCE, help)
-
-
-def add_force(parser: Parser) -> None:
-    add_argument(parser, "--force", FLAG, "replace OUTPUT if vanilla-transformer wrote it")
-
-
-def add_json(parser: Parser) -> None:
-    add_argument(parser, "--json", FLAG, "print JSON")
-
-
-def add_device(parser: Parser) -> None:
-    help = f"device to run an export on: {', '.join(DEVICES)}; default: the target's"
-    add_argument(parser, "--device", choices("device", DEVICES), help)
-
-
-def add_runtime(parser: Parser) -> None:
-    """Add the flags that say how an export is opened."""
-    add_argument(
-        parser,
-        "--threads",
+# flags that several verbs have: their values and their help
+SHARED: dict[str, tuple[Kind, str]] = {
+    "--variant": (SOURCE, VARIANT_HELP),
+    "--force": (FLAG, "replace OUTPUT if vanilla-transformer wrote it"),
+    "--json": (FLAG, "print JSON"),
+    "--threads": (
         COUNT,
         "CPU threads, of all workers together; default: all that this process may use",
-    )
-    add_device(parser)
-    add_argument(parser, "--dtype", DTYPE, DTYPE_HELP)
-    add_argument(
-        parser,
-        "--engine-cache",
+    ),
+    "--device": (
+        choices("device", DEVICES),
+        f"device to run an export on: {', '.join(DEVICES)}; default: the target's",
+    ),
+    "--dtype": (DTYPE, DTYPE_HELP),
+    "--engine-cache": (
         DIRECTORY,
         "directory where TensorRT keeps compiled engines; default: none",
-    )
-
-
-def add_workers(parser: Parser) -> None:
-    add_argument(
-        parser,
-        "--workers",
+    ),
+    "--workers": (
         COUNT,
         "number of batches that run at the same time and share the threads; default: by the size "
         "of the model",
-    )
-
-
-def add_language_arguments(parser: Parser) -> None:
-    add_argument(
-        parser,
-        "--src-lang",
+    ),
+    "--src-lang": (
         LANGUAGE,
         f"source language of a multilingual model, {LANGUAGE_NAMES}; default: the source language "
         "of its tokenizer",
-    )
-    add_argument(
-        parser,
-        "--tgt-lang",
+    ),
+    "--tgt-lang": (
         LANGUAGE,
         f"target language of a multilingual model, {LANGUAGE_NAMES}; default: the language that "
         "generation_config.json selects",
-    )
+    ),
+}
+RUNTIME = ("--threads", "--device", "--dtype", "--engine-cache")  # how an export is opened
+
+
+def add_shared(parser: Parser, *names: str) -> None:
+    """Add the flags `names` of `SHARED`."""
+    for name in names:
+        add_argument(parser, name, *SHARED[name])
 
 
 def add_generation_options(parser: Parser, excluded: Collection[str] = ()) -> None:

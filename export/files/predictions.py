@@ -6,27 +6,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import UsageError
-from ..heads import MAX_CHARACTERS, Task, find_task
+from ..heads import HEADS, MAX_CHARACTERS, Task, find_task
 from ..inference.logits import row_seed
+from ..shared.generation_options import FIELDS
 from ..text.checks import check_choice
 from ..text.placeholders import keep_pattern
 from ..text.tasks.alignment import ALIGNMENTS
 from ..text.tasks.embedding import PRECISIONS
-from ..text.tasks.task import TaskCall, task_function
+from ..text.tasks.task import TaskCall, option_defaults, task_function
 
 GENERATING = ("generate", "translate")  # methods of TextRuntime that give a text for a text
-# Options of these methods that `Runtime.generate` does not have.
-OF_TEXTS = {
-    "split",
-    "copy_letterless",
-    "src_lang",
-    "tgt_lang",
-    "target_prefix",
-    "seeds",
-    "replace_unknowns",
-    "markup",
-    "keep",
-}
 
 
 @dataclass(frozen=True)
@@ -64,6 +53,7 @@ class Predictions:
     max_characters: int = MAX_CHARACTERS
 
     def __post_init__(self) -> None:
+        self.check_task()
         self.task_call.check_options(self.kind.method, self.options, "--set {}=VALUE")
         results = ("scores", self.scores), ("alignments", self.alignments), ("n_best", self.n_best)
         name = next((name for name, value in results if value), None)
@@ -117,6 +107,17 @@ class Predictions:
         check_choice("precision", precision, PRECISIONS)
         return PRECISIONS[precision]
 
+    def check_task(self) -> None:
+        """Raise UsageError for an option that only another task of the head has."""
+        for name in self.options.keys() - task_options(self.kind) - FIELDS.keys():
+            for task in HEADS[self.runtime.info.architecture].tasks:
+                if name in task_options(task):
+                    raise UsageError(
+                        f"{name} is an option of the task {task.name}, expected --task "
+                        f"{task.name}, got {self.kind.name}",
+                        name,
+                    )
+
     def check_generation(self) -> None:
         """Raise UsageError or ValueError for options of generation that are unknown or do not fit
         the model, its languages included."""
@@ -130,7 +131,8 @@ class Predictions:
     @property
     def generation_options(self) -> dict[str, Any]:
         """Options that `Runtime.generate` takes, with num_return_sequences for `n_best`."""
-        options = {name: self.options[name] for name in self.options.keys() - OF_TEXTS}
+        names = self.options.keys() - task_options(self.kind)
+        options = {name: self.options[name] for name in names}
         return options if self.n_best is None else options | {"num_return_sequences": self.n_best}
 
     def length_fault(self, example: dict[str, Any]) -> str | None:
@@ -218,3 +220,9 @@ class Predictions:
             "task": self.kind.method,
             **self.options,
         }
+
+
+def task_options(task: Task) -> set[str]:
+    """Return the names of the options of `task`, without those of generation. `alignments` of
+    `Predictions` replaces `return_alignments`."""
+    return option_defaults(task_function(task))[0].keys() - {"return_alignments"}

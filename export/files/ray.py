@@ -12,14 +12,14 @@ import pickle
 import socket
 import warnings
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import UsageError
 from ..text_runtime import open_runtime
 from .predictions import Predictions
-from .progress_bar import Bar, ProgressLog
+from .progress_bar import Progress
 from .results import Results, compute
 from .rows import Row
 from .shards import Input, Shard, absolute
@@ -48,28 +48,6 @@ class ShardId(NamedTuple):
     file: int
     number: int
     digest: str
-
-
-@dataclass(frozen=True)
-class ShardSource:
-    """The inputs of a run, sent to its workers."""
-
-    inputs: Sequence[Input]
-    shard_lines: int
-
-    def shards(self, start: tuple[int, int]) -> Iterator[tuple[ShardId, int, list[Row]]]:
-        """Yield the id, the number of the first line, and the rows of each shard of the files.
-
-        It begins at `start`, the numbers of a file and of a shard in it. Rows have no records,
-        which only the calling process needs. Shards after the damage in a file are left out, and
-        the next file follows: the calling process reads the file too and reports the error.
-        """
-        for file, source in enumerate(self.inputs):
-            with contextlib.suppress(ValueError, OSError):
-                for shard in source.shards(self.shard_lines) if file >= start[0] else ():
-                    if (file, shard.number) >= start:
-                        rows = [row._replace(record=None) for row in shard.rows()]
-                        yield ShardId(file, shard.number, shard.digest), shard.first, rows
 
 
 @dataclass(frozen=True)
@@ -130,12 +108,13 @@ class Cluster:
     """The `Work` of a run on a cluster. Callers request shards in order and skip finished ones. The
     results of skipped shards are dropped."""
 
-    source: ShardSource
+    inputs: Sequence[Input]
+    shard_lines: int
     recipe: Recipe
     after: int = 0  # the number of the shard that comes next in the file
     pairs: Generator[tuple[ShardId, Results | Exception], None, None] | None = None
 
-    def __call__(self, file: int, shard: Shard, rows: list[Row], bar: Bar | ProgressLog) -> Results:
+    def __call__(self, file: int, shard: Shard, rows: list[Row], bar: Progress) -> Results:
         """Return the results of `shard` of the file with the number `file`, computed by a worker.
 
         `rows` are the rows of the shard as the caller read them. `bar` advances by their number.
@@ -156,8 +135,7 @@ class Cluster:
             raise OSError(f"the Ray cluster could not compute a shard: {error}") from error
         if pair is None or pair[0] != shard_id:
             raise ValueError(
-                f"{self.source.inputs[file].path} changed while it was read, expected an "
-                "unchanged file"
+                f"{self.inputs[file].path} changed while it was read, expected an unchanged file"
             )
         result = pair[1]
         if isinstance(result, Exception):
@@ -179,7 +157,7 @@ class Cluster:
             warnings.simplefilter("ignore", DeprecationWarning)
             shards = ray.data.from_items([0]).map_batches(
                 read,
-                fn_args=[self.source, start],
+                fn_args=[self.inputs, self.shard_lines, start],
                 batch_format="pyarrow",
                 num_cpus=0,
                 label_selector={"ray.io/node-id": ray.get_runtime_context().get_node_id()},
@@ -198,14 +176,23 @@ class Cluster:
 
 
 def read(
-    _: "pyarrow.Table", source: ShardSource, start: tuple[int, int]
+    _: "pyarrow.Table", inputs: Sequence[Input], shard_lines: int, start: tuple[int, int]
 ) -> Iterator["pyarrow.Table"]:
-    """Yield all shards from `start` on, each packed into a table with one row.
+    """Yield the shards of the files `inputs`, each packed into a table with one row: its id, the
+    number of its first line, and its rows.
 
     Ray Data calls this once, on this node, and consumes shards as workers need them. The first
-    argument is not used.
+    argument is not used. The shards begin at `start`, the numbers of a file and of a shard in it.
+    Rows have no records, which only the calling process needs. Shards after the damage in a file
+    are left out, and the next file follows: the calling process reads the file too and reports the
+    error.
     """
-    yield from map(pack, source.shards(start))
+    for file, source in enumerate(inputs[start[0] :], start[0]):
+        with contextlib.suppress(ValueError, OSError):
+            for shard in source.shards(shard_lines):
+                if (file, shard.number) >= start:
+                    rows = [row._replace(record=None) for row in shard.rows()]
+                    yield pack((ShardId(file, shard.number, shard.digest), shard.first, rows))
 
 
 def settings() -> Any:
@@ -269,11 +256,10 @@ def cluster(
     try:
         check_cpus(predictions.runtime.runtime.threads)
         runtime = predictions.runtime.runtime
-        names = [field.name for field in fields(Predictions) if field.name != "runtime"]
-        settings = {name: getattr(predictions, name) for name in names}
+        settings = {**vars(predictions)}
+        del settings["runtime"]
         recipe = Recipe(runtime.info.directory, runtime.arguments, settings, predictions.facts())
-        source = ShardSource([*map(absolute, inputs)], shard_lines)
-        with contextlib.closing(Cluster(source, recipe)) as work:
+        with contextlib.closing(Cluster([*map(absolute, inputs)], shard_lines, recipe)) as work:
             yield work
     finally:
         ray.shutdown()

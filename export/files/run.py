@@ -22,7 +22,7 @@ from .formats import (
     select_format,
 )
 from .predictions import Predictions
-from .progress_bar import Bar, ProgressLog, progress
+from .progress_bar import Progress, show_progress, skip
 from .results import Results, compute
 from .resumable_output import (
     BAD_LINES,
@@ -40,7 +40,7 @@ from .shards import Input, Shard, number_shards, split_lines
 
 SHARD_LINES = 4096
 # Computes the rows of a shard of the input with this number.
-Work = Callable[[int, Shard, list[Row], Bar | ProgressLog], Results]
+Work = Callable[[int, Shard, list[Row], Progress], Results]
 # What has no effect on lines, and what has.
 OF_TEXTS = {
     "num_return_sequences": "n_best",
@@ -235,7 +235,7 @@ class Runner:
         count = count_lines(inputs)
         with contextlib.ExitStack() as stack:
             finished = stack.enter_context(directory.open())
-            bar = stack.enter_context(progress(count))
+            bar = stack.enter_context(show_progress(count))
             outputs = [
                 Output.find(path, directory.path, force or path.name in finished) for path in paths
             ]
@@ -265,7 +265,7 @@ class Runner:
             "inputs": [str(path) for path in paths],
         }
 
-    def work(self, number: int, shard: Shard, rows: list[Row], bar: Bar | ProgressLog) -> Results:
+    def work(self, number: int, shard: Shard, rows: list[Row], bar: Progress) -> Results:
         """Return the results of a shard, computed in this process. The number of its file is not
         used.
 
@@ -284,7 +284,7 @@ class File:
     output: Output
     work: Work
 
-    def finish(self, before: dict | None, bar: Bar | ProgressLog) -> dict:
+    def finish(self, before: dict | None, bar: Progress) -> dict:
         """Compute the missing shards and join them. Return the facts of the file.
 
         They are lines, bad and warnings (numbers) and input (a hash). `bar` shows the progress.
@@ -307,7 +307,7 @@ class File:
             count += 1
             digest.update(shard.digest.encode())
             if before is not None:
-                bar.skip(len(shard))
+                skip(bar, len(shard))
                 continue
             facts = self.shard_facts(shard, bar)
             total = {key: value + facts[f"{key}_count"] for key, value in total.items()}
@@ -336,7 +336,7 @@ class File:
             )
             raise FileExistsError(f"{seen}, expected an unchanged input, or a new output directory")
 
-    def shard_facts(self, shard: Shard, bar: Bar | ProgressLog) -> dict:
+    def shard_facts(self, shard: Shard, bar: Progress) -> dict:
         """Return the recorded facts of a shard. Compute and write its results if they are missing.
 
         `bar` shows the progress. Raises ValueError for a bad line unless these are skipped.
@@ -345,7 +345,7 @@ class File:
         facts = self.output.facts(shard.number, shard.digest)
         if facts is not None:
             self.runner.check_bad(facts["bad"], unit)
-            bar.skip(len(shard))
+            skip(bar, len(shard))
             return facts
         rows = shard.rows()
         self.runner.check_bad(rows_with_faults(shard, rows), unit)

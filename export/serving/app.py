@@ -3,7 +3,8 @@ format of the protocol that the request uses."""
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -168,9 +169,7 @@ class Errors:
         `error` has the methods of one route only.
         """
         methods = set((error.headers or {}).get("Allow", "").split(", "))
-        methods.update(
-            *(route.methods for route, _ in self.routes if route.path_regex.match(within(path)))
-        )
+        methods.update(*(route.methods for route, _ in self.matches(path)))
         return ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
 
     def is_public(self, method: str, path: str) -> bool:
@@ -187,14 +186,8 @@ class Errors:
         It also works if the request was rejected before routing. Paths without a route share the
         template "none".
         """
-        route = scope.get("route") or next(
-            (
-                candidate
-                for candidate, _ in self.routes
-                if candidate.path_regex.match(within(scope["path"]))
-            ),
-            None,
-        )
+        routes = (route for route, _ in self.matches(scope["path"]))
+        route = scope.get("route") or next(routes, None)
         return "none" if route is None else route.path.removeprefix(MODEL_PREFIX) or "/"
 
     def protocol(self, path: str) -> Protocol:
@@ -203,11 +196,14 @@ class Errors:
         A path without a route has the protocol of a route whose path begins with the same segment,
         such as /v2/, or else `NO_PROTOCOL`.
         """
+        segment = f"{within(path)}/".split("/")[1]
+        near = (item for item in self.routes if segment and item[0].path.startswith(f"/{segment}/"))
+        return next(chain(self.matches(path), near), (None, NO_PROTOCOL))[1]
+
+    def matches(self, path: str) -> Iterator[tuple[Any, Protocol]]:
+        """Yield the routes at `path`, each with its protocol."""
         path = within(path)
-        below = f"/{path.split('/')[1]}/" if path.startswith("/") else ""
-        exact = (protocol for route, protocol in self.routes if route.path_regex.match(path))
-        near = (protocol for route, protocol in self.routes if route.path.startswith(below))
-        return next(exact, None) or (next(near, NO_PROTOCOL) if below != "//" else NO_PROTOCOL)
+        return (item for item in self.routes if item[0].path_regex.match(path))
 
 
 def within(path: str) -> str:

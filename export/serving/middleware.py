@@ -2,7 +2,6 @@
 metrics and log lines."""
 
 import asyncio
-import codecs
 import hmac
 import itertools
 import json
@@ -10,11 +9,10 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-import numpy as np
 from fastapi import FastAPI
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope, Send
@@ -23,6 +21,8 @@ from ..engine.limits import shutting_down
 from ..errors import RequestError
 from . import health
 from .app import MODEL_IN_PATH, Errors
+from .generation import call_off_loop
+from .json_bodies import check_size, check_values, json_text
 from .lifecycle import Lifecycle
 from .models import ServedModels
 from .observability import Log, Metrics, format_error
@@ -32,7 +32,7 @@ from .settings import Settings
 GONE, SLOW, LATE, ENDED = "gone", "slow", "late", "ended"
 UNWATCHED = 0.1  # seconds that a request runs before a disconnected client is noticed
 CLIENT_GONE = 499  # in metrics and in the log only
-LARGE = 1 << 16  # bytes of JSON; those of larger bodies are checked in a thread
+JSON_COST = 64  # bytes of JSON that are checked in the time that a character is tokenized
 JSON_LENGTH = b"inference-header-content-length"  # of the Open Inference Protocol
 LENGTH = re.compile(rb"\d{1,18}")
 REQUEST_ID = re.compile(rb"[!-~]{1,128}")
@@ -44,11 +44,6 @@ class Exchange:
 
     The application sees a HEAD request as GET; uvicorn omits the body of the response
     (RFC 9110)."""
-
-    __slots__ = (
-        *("scope", "method", "headers", "id", "status", "is_complete", "cancelled", "body"),
-        *("started", "until", "reason", "watcher", "_receive", "_send", "_task", "_gone"),
-    )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send):
         self.method = scope["method"]
@@ -66,7 +61,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._task = asyncio.current_task()
-        self._gone: asyncio.Event | None = None
+        self._gone = asyncio.Event()
 
     async def receive(self) -> Message:
         """Return the body as one ASGI message. Later calls wait until the request is cancelled, for
@@ -74,9 +69,7 @@ class Exchange:
         if self.body is not None:
             body, self.body = self.body, None
             return {"type": "http.request", "body": body, "more_body": False}
-        self._gone = self._gone or asyncio.Event()
-        if self.cancelled is None:
-            await self._gone.wait()
+        await self._gone.wait()
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
@@ -146,8 +139,7 @@ class Exchange:
     def cancel(self, reason: str) -> None:
         if self.cancelled is None and self._task is not None:
             self.cancelled = reason
-            if self._gone is not None:
-                self._gone.set()
+            self._gone.set()
             self._task.cancel()
 
 
@@ -214,13 +206,13 @@ class Frame:
             exchange.until = exchange.started + self.settings.body_timeout
             await exchange.read(self.settings.max_body)
             text = exchange.json_text()
-            await call_for(text, check_size, self.settings.max_body)
+            cost = len(text) // JSON_COST
+            await call_off_loop(cost, check_size, text, self.settings.max_body)
             await self._authorize(exchange)
             if match := MODEL_IN_PATH.match(exchange.scope["path"]):
                 self.models.find(match[1])
-            await call_for(
-                text, check_values, self.errors.protocol(exchange.scope["path"]).validation
-            )
+            validation = self.errors.protocol(exchange.scope["path"]).validation
+            await call_off_loop(cost, check_values, text, validation)
             exchange.until, exchange.reason = time.perf_counter() + self.settings.timeout, LATE
             # Starlette then does not watch the client of a stream; `Exchange.watch` does
             exchange.scope["asgi"] = {**exchange.scope["asgi"], "spec_version": "2.4"}
@@ -389,14 +381,6 @@ def check_encoding(headers: Mapping[bytes, bytes]) -> None:
         )
 
 
-async def call_for(text: bytes, check: Callable[[bytes, int], None], limit: int) -> None:
-    """Call `check(text, limit)`, in a thread if there are more than `LARGE` bytes."""
-    if len(text) > LARGE:
-        await asyncio.to_thread(check, text, limit)
-    elif text:
-        check(text, limit)
-
-
 def too_large(seen: int, max_size: int) -> RequestError:
     return RequestError(413, f"the body has at least {seen} bytes, expected at most {max_size}")
 
@@ -466,100 +450,3 @@ def hostname(origin: str) -> str | None:
         return urlsplit(origin if "://" in origin else f"//{origin.strip()}").hostname
     except ValueError:  # brackets that do not match
         return None
-
-
-# ------------------------------------------------------------------------------------ JSON bodies
-# Parsers keep the GIL: 4 MB of `[],[],…` would stop all other requests for half a second, and take
-# 22 times its size. So the values are counted in the bytes, which takes milliseconds.
-
-# A body of the maximum size may have a value per 16 bytes, and one of STRUCTURE per 256 bytes. The
-# first allows images in JSON, and one as large is parsed in 30 ms.
-BYTES_PER_VALUE, BYTES_PER_CONTAINER = 16, 256
-STRUCTURE = (b"[", b"{", b":")  # begin an array, an object, and the value of a field
-CONSTANTS = re.compile(rb"-?Infinity|NaN")  # values that `json.loads` accepts and JSON does not
-SURROGATE_BITS, HIGH, LOW = 0xFC00, 0xD800, 0xDC00  # the bits that tell halves of surrogate pairs
-RAW_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
-
-
-def json_text(body: bytes) -> bytes:
-    """Return the JSON array or object in `body` as UTF-8, or empty bytes if it is something else.
-
-    `body` may be in UTF-16 or UTF-32, as for `json.loads`. A body that only begins like JSON is
-    returned too.
-    """
-    encoding = json.detect_encoding(body)
-    if encoding != "utf-8":
-        body = body.decode(encoding, "replace").encode("utf-8", "replace")
-    text = body.removeprefix(codecs.BOM_UTF8)
-    return text if text.lstrip()[:1] in (b"{", b"[") else b""
-
-
-def check_size(text: bytes, max_body: int) -> None:
-    """Check the number of values, and that of arrays, objects and fields, in the JSON `text`.
-
-    Raises:
-        RequestError: 413 if one exceeds its limit, which follows from `max_body`, the maximum size
-            of a body in bytes.
-    """
-    limits = {
-        "values": ((b",",), max_body // BYTES_PER_VALUE),
-        "arrays, objects and fields": (STRUCTURE, max_body // BYTES_PER_CONTAINER),
-    }
-    if all(count(text, symbols) <= limit for symbols, limit in limits.values()):
-        return
-    outside = outside_strings(text)
-    for name, (symbols, limit) in limits.items():
-        if (number := count(outside, symbols)) > limit:
-            raise RequestError(
-                413, f"the body has more than {number} {name}, expected at most {limit}"
-            )
-
-
-def check_values(text: bytes, validation: int) -> None:
-    """Check that the JSON `text` has no NaN, Infinity or half of a surrogate pair, which
-    `json.loads` accepts. Text that is not JSON passes, or is rejected for the same reasons.
-
-    Raises:
-        RequestError: with the status `validation`, if it has one of them.
-    """
-    is_suspicious = b"NaN" in text or b"Infinity" in text
-    if is_suspicious and (constant := CONSTANTS.search(outside_strings(text))):
-        raise RequestError(
-            validation,
-            f"the body has the value {constant[0].decode()}, expected numbers that JSON allows",
-        )
-    if surrogate := lone_surrogate(text):
-        raise RequestError(
-            validation,
-            f"the body has the lone surrogate {surrogate!a}, expected Unicode characters",
-        )
-
-
-def count(text: bytes, symbols: tuple[bytes, ...]) -> int:
-    return sum(map(text.count, symbols))
-
-
-def outside_strings(text: bytes) -> bytes:
-    """Return what is outside of the strings in the JSON `text`, with one quote for each string."""
-    text = text.replace(rb"\\", b"").replace(rb"\"", b"")
-    values = np.frombuffer(text, np.uint8)
-    is_inside = np.bitwise_xor.accumulate(values == ord('"'))
-    return values[~is_inside].tobytes()
-
-
-def lone_surrogate(text: bytes) -> str | None:
-    """Return the first half of a surrogate pair without its other half in the JSON `text`, or None.
-
-    It is written as bytes or as an escape."""
-    if b"\xed" in text and (raw := RAW_SURROGATE.search(text)):
-        return raw[0].decode("utf-8", "surrogatepass")
-    if rb"\ud" not in text and rb"\uD" not in text:
-        return None
-    try:  # each escape becomes a character, and each other byte one below 256
-        letters = np.array([text.decode("raw_unicode_escape")]).view(np.uint32)
-    except UnicodeDecodeError:  # no escape of JSON, which the endpoint reports
-        return None
-    kinds = np.pad(letters & SURROGATE_BITS, 1)
-    is_lone = (kinds[:-1] == HIGH) != (kinds[1:] == LOW)
-    place = int(is_lone.argmax())
-    return chr(letters[place - (kinds[place] == HIGH)]) if is_lone[place] else None

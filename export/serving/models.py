@@ -1,7 +1,6 @@
 """The models that are served, by name. Each is loaded while requests need it."""
 
 import asyncio
-import functools
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from ..engine.forking import trim_heap
 from ..engine.limits import Admission, Arrangement
 from ..engine.loop import Client
 from ..errors import RequestError, did_you_mean
-from ..heads import EMBED, EMBED_SPARSE, GENERATE, TRANSLATE, Task, has_task
+from ..heads import EMBED, EMBED_SPARSE, Task, has_task
 from ..inference.config import VISION
 from ..inference.export_info import ExportInfo
 from ..text.languages import Directions
@@ -231,10 +230,15 @@ class ServedModel:
         return 0 if self.backend is None else self.backend.engine.running
 
     @property
+    def client(self) -> Client:
+        """Scheduler of a loaded model that generates."""
+        assert self.scheduler is not None
+        return self.scheduler
+
+    @property
     def admission(self) -> Admission:
         """Checks of requests by the scheduler, for models that generate."""
-        assert self.scheduler is not None
-        return self.scheduler.admission
+        return self.client.admission
 
     def describe(self) -> str:
         """Return one line about workers, and slots or batches, for the log."""
@@ -267,29 +271,14 @@ class ServedModel:
         """True if the model has a tokenizer, False if it reads images."""
         return self.info.config["model_type"] != VISION
 
-    def has_task(self, task: Task) -> bool:
-        return has_task(self.architecture, task)
-
-    @functools.cached_property
-    def translates(self) -> bool:
-        return self.has_task(TRANSLATE)
-
-    @property
-    def embeds(self) -> bool:
-        return self.has_task(EMBED)
-
-    @property
-    def embeds_sparse(self) -> bool:
-        return self.has_task(EMBED_SPARSE)
+    def has_task(self, *tasks: Task) -> bool:
+        """Return True if the model has one of `tasks`."""
+        return any(has_task(self.architecture, task) for task in tasks)
 
     @property
     def has_prompts(self) -> bool:
         """True if texts follow a prompt of the export."""
-        return self.embeds or self.embeds_sparse
-
-    @property
-    def completes(self) -> bool:
-        return self.has_task(GENERATE)
+        return self.has_task(EMBED, EMBED_SPARSE)
 
 
 class Ability(NamedTuple):

@@ -27,9 +27,11 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from ..engine.inputs import Activity
+from .models import READY, ServedModel
 from .settings import LEVELS
 
-PREFIX = "vanilla_transformer_"
+NAMESPACE = "vanilla_transformer"
+MODEL = ["model"]  # label
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -41,36 +43,40 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self.in_flight = self._gauge("requests_in_flight", "Requests without a complete response.")
-        self._requests = self._counter(
+        place: dict[str, Any] = {"namespace": NAMESPACE, "registry": self.registry}
+        counter: Callable[..., Counter] = functools.partial(Counter, **place)
+        gauge: Callable[..., Gauge] = functools.partial(Gauge, **place)
+        histogram: Callable[..., Histogram] = functools.partial(Histogram, **place)
+        self.in_flight = gauge("requests_in_flight", "Requests without a complete response.")
+        self._requests = counter(
             "requests",
             "Requests by route and status. Status 499: the client disconnected.",
-            "route",
-            "status",
+            ["route", "status"],
         )
-        self._seconds = self._histogram(
+        self._seconds = histogram(
             "request_seconds",
             "Seconds from the header of a request to the end of its response.",
-            SECONDS,
-            "route",
+            ["route"],
+            buckets=SECONDS,
         )
-        self._errors = self._counter(
-            "errors", "Internal server errors. The log has their tracebacks."
+        self._errors = counter("errors", "Internal server errors. The log has their tracebacks.")
+        self._queue = histogram(
+            "queue_seconds", "Seconds that a row waited to join a batch.", MODEL, buckets=SECONDS
         )
-        self._queue = self._histogram(
-            "queue_seconds", "Seconds that a row waited to join a batch.", SECONDS, "model"
+        self._first = histogram(
+            "first_token_seconds",
+            "Seconds from a request to its first token.",
+            MODEL,
+            buckets=SECONDS,
         )
-        self._first = self._histogram(
-            "first_token_seconds", "Seconds from a request to its first token.", SECONDS, "model"
+        self._rows = histogram("batch_rows", "Rows of the batch in each step.", MODEL, buckets=ROWS)
+        self._tokens = counter("tokens", "Generated tokens.", MODEL)
+        self._waiting = gauge("rows_waiting", "Rows that wait to join a batch.", MODEL)
+        self._running = gauge("rows_running", "Rows in a batch.", MODEL)
+        self._slots_used = gauge(
+            "slots_used_ratio", "Share of the slots in use, from 0 to 1.", MODEL
         )
-        self._rows = self._histogram("batch_rows", "Rows of the batch in each step.", ROWS, "model")
-        self._tokens = self._counter("tokens", "Generated tokens.", "model")
-        self._waiting = self._gauge("rows_waiting", "Rows that wait to join a batch.", "model")
-        self._running = self._gauge("rows_running", "Rows in a batch.", "model")
-        self._slots_used = self._gauge(
-            "slots_used_ratio", "Share of the slots in use, from 0 to 1.", "model"
-        )
-        self._loaded = self._gauge("model_loaded", "1 if the model is loaded, else 0.", "model")
+        self._loaded = gauge("model_loaded", "1 if the model is loaded, else 0.", MODEL)
         self.failed = self._errors.inc
         # cached, because resolving labels takes longer than counting
         self._count = functools.cache(
@@ -104,37 +110,20 @@ class Metrics:
         `engine_process_`."""
         ProcessCollector("engine", pid=lambda: pid, registry=self.registry)
 
-    def watch_rows(
-        self, model: str, waiting: Callable[[], int], running: Callable[[], int]
-    ) -> None:
-        """Report the waiting and running rows of `model`. The two functions are called whenever the
-        metrics are read."""
-        self._waiting.labels(model).set_function(waiting)
-        self._running.labels(model).set_function(running)
-
-    def watch_slots(self, model: str, slots: int, running: Callable[[], int]) -> None:
-        """Report the share of the `slots` of `model` that are in use, 1 also with spare ones.
-        `running` is called whenever the metrics are read."""
-        self._slots_used.labels(model).set_function(lambda: min(1.0, running() / slots))
-
-    def watch_state(self, model: str, is_loaded: Callable[[], bool]) -> None:
-        """Report whether `model` is loaded. `is_loaded` is called whenever the metrics are read."""
-        self._loaded.labels(model).set_function(lambda: float(is_loaded()))
+    def watch(self, model: ServedModel) -> None:
+        """Report whether `model` is loaded, its rows, and the share of its slots in use, 1 also
+        with spare ones. They are read whenever the metrics are read."""
+        name, admission = model.name, model.plan.admission
+        self._loaded.labels(name).set_function(lambda: float(model.state == READY))
+        self._waiting.labels(name).set_function(lambda: model.waiting)
+        self._running.labels(name).set_function(lambda: model.running)
+        if admission is not None:
+            used = self._slots_used.labels(name)
+            used.set_function(lambda: min(1.0, model.running / admission.slots))
 
     def text(self) -> tuple[bytes, str]:
         """Return the metrics in the text format of Prometheus, and their media type."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
-
-    def _counter(self, name: str, help: str, *labels: str) -> Counter:
-        return Counter(PREFIX + name, help, labels, registry=self.registry)
-
-    def _gauge(self, name: str, help: str, *labels: str) -> Gauge:
-        return Gauge(PREFIX + name, help, labels, registry=self.registry)
-
-    def _histogram(
-        self, name: str, help: str, buckets: tuple[float, ...], *labels: str
-    ) -> Histogram:
-        return Histogram(PREFIX + name, help, labels, registry=self.registry, buckets=buckets)
 
 
 # ------------------------------------------------------------------------------------------ the log
@@ -201,27 +190,20 @@ def line(seconds: float, level: str, message: str, facts: dict[str, Any]) -> str
     return json.dumps({"time": stamp, "level": level, "message": message, **facts}) + "\n"
 
 
-class Records:
-    """A formatter and a stream for `logging.StreamHandler` that write the records of libraries to
-    `log`."""
+class LibraryLog(logging.Handler):
+    """A handler that writes the records of libraries to `log`."""
 
     def __init__(self, log: Log):
+        super().__init__()
         self.log = log
 
-    def format(self, record: logging.LogRecord) -> str:
+    def emit(self, record: logging.LogRecord) -> None:
         level = record.levelname.lower()
         facts = {"logger": record.name}
         if record.exc_info and record.exc_info[1]:
             facts["error"] = format_error(record.exc_info[1])
         known = level if level in LEVELS else "error" if record.levelno > logging.ERROR else "debug"
         self.log.write(known, record.getMessage().strip(), **facts)
-        return ""
-
-    def write(self, text: str) -> None:
-        """Ignore `text`; `format` has written the line."""
-
-    def flush(self) -> None:
-        """Ignore the call; the thread of the log flushes."""
 
 
 def format_error(error: BaseException) -> str:
@@ -232,12 +214,9 @@ def format_error(error: BaseException) -> str:
 def capture_library_logs(log: Log) -> Iterator[None]:
     """Send library logs from level warning on, and Python's warnings, to `log` in the block. If
     `log` writes level debug, include all levels."""
-    records = Records(log)
-    handler = logging.StreamHandler(records)
-    handler.setFormatter(records)  # type: ignore[arg-type]
     root = logging.getLogger()
     before = root.handlers[:], root.level
-    root.handlers[:] = [handler]
+    root.handlers[:] = [LibraryLog(log)]
     root.setLevel(logging.DEBUG if log.is_enabled("debug") else logging.WARNING)
     logging.captureWarnings(True)
     try:

@@ -15,18 +15,18 @@ from pydantic import BaseModel, Field
 
 from ..engine.inputs import Generated, GenerationInput
 from ..errors import RequestError
-from ..heads import IMAGE, find_task
+from ..heads import GENERATE, IMAGE, TRANSLATE, find_task
 from ..specs.alignment import ROLE as ALIGNMENT
 from ..text.tasks.alignment import Aligning
-from ..text.tasks.translation import Plan, TextOptions, join_parts, join_results
+from ..text.tasks.translation import TextOptions, join_parts
+from .generation import TranslationJob, call_off_loop, plan_job
 from .models import Ability, ServedModel
 from .protocols.protocol import Protocol, choose_model, name_in_path, served_models
-from .streams import EventStream, event
-from .translation.translator import call_off_loop, plan_inputs
+from .streams import EventStream, event, wait_for_first
 
 Fields = dict[str, Any]  # of an event
 MAX_TOKENS = 2048  # maximum number of tokens of a continuation
-GENERATES = Ability("generate text", lambda model: model.translates or model.completes)
+GENERATES = Ability("generate text", lambda model: model.has_task(TRANSLATE, GENERATE))
 PAGE = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
 
 router = APIRouter(tags=["page"], include_in_schema=False)
@@ -90,9 +90,9 @@ async def models(request: Request) -> JSONResponse:
 def describe_model(model: ServedModel) -> dict[str, Any]:
     match = find_task(model.architecture, None)
     task = f"{match.name}-image" if match.forms == (IMAGE,) else match.name
-    task = "translate" if model.translates else task
+    task = TRANSLATE.name if model.has_task(TRANSLATE) else task
     facts: dict[str, Any] = {"name": model.name, "task": task, "architecture": model.architecture}
-    if task == "translate":
+    if task == TRANSLATE.name:
         facts["pairs"] = model.languages
     if task == "fill-mask" and model.runtime is not None:
         mask = model.runtime.tokenizer_settings.special_tokens["mask_token"]
@@ -111,18 +111,12 @@ async def stream(request: Request, body: PageRequest) -> EventStream:
     fails, the stream ends without either. Translations are greedy; a continuation is sampled if
     `temperature` is not 0."""
     model = await choose_model(request, GENERATES, body.model)
-    pieces = await (translation(model, body) if model.translates else completion(model, body))
-    first = await anext(
-        pieces, {"text": ""}
-    )  # a rejected request raises here, before the status is sent
-    return EventStream(events(first, pieces))
+    answer = translation if model.has_task(TRANSLATE) else completion
+    return EventStream(events(await wait_for_first(await answer(model, body), {"text": ""})))
 
 
-async def events(
-    first: Fields, pieces: AsyncGenerator[Fields, None]
-) -> AsyncGenerator[bytes, None]:
+async def events(pieces: AsyncGenerator[Fields, None]) -> AsyncGenerator[bytes, None]:
     async with aclosing(pieces):
-        yield event(first)
         try:
             async for fields in pieces:
                 yield event(fields)
@@ -149,16 +143,12 @@ async def translation(model: ServedModel, body: PageRequest) -> AsyncGenerator[F
             f"{body.source!r:.40} to {body.target!r:.40} is not supported, expected one of: "
             f"{pairs}",
         )
-    text = direction.add_word(body.text)
     options = {"num_beams": 1, "do_sample": False}
-    languages = direction.src_lang, direction.tgt_lang
     text_options = TextOptions(keep=False, aligning=Aligning(ALIGNMENT in model.info.specs))
-    plan, inputs = await call_off_loop(
-        len(text), plan_inputs, model, [text], text_options, *languages, options
+    job = await call_off_loop(
+        len(body.text), plan_job, model, [body.text], direction, text_options, options
     )
-    if not plan.aligning.return_alignments:
-        return as_fields(sentences(model, plan, inputs, []))
-    return aligned_sentences(model, plan, inputs, len(text) - len(body.text))
+    return translation_fields(model, job)
 
 
 async def as_fields(pieces: AsyncGenerator[str, None]) -> AsyncGenerator[Fields, None]:
@@ -167,33 +157,32 @@ async def as_fields(pieces: AsyncGenerator[str, None]) -> AsyncGenerator[Fields,
             yield {"text": piece}
 
 
-async def aligned_sentences(
-    model: ServedModel, plan: Plan, inputs: list[GenerationInput], added: int
+async def translation_fields(
+    model: ServedModel, job: TranslationJob
 ) -> AsyncGenerator[Fields, None]:
-    """Yield the pieces of `sentences`, and then the alignments of the text, which has so many
-    characters `added` before it."""
+    """Yield the pieces of `sentences`, and then the alignments of the text if the job returns
+    them."""
     results: list[Generated] = []
-    async with aclosing(as_fields(sentences(model, plan, inputs, results))) as pieces:
+    async with aclosing(as_fields(sentences(model, job, results))) as pieces:
         async for fields in pieces:
             yield fields
-    rows = [row.source or [] for row in inputs]
-    [translated] = join_results(model.runtime, plan, rows, results)
-    yield {"alignments": translated.without_prefix(added).alignments}
+    if job.plan.aligning.return_alignments:
+        [translated] = job.join(results)
+        yield {"alignments": translated.alignments}
 
 
 async def sentences(
-    model: ServedModel, plan: Plan, inputs: list[GenerationInput], results: list[Generated]
+    model: ServedModel, job: TranslationJob, results: list[Generated]
 ) -> AsyncGenerator[str, None]:
-    """Yield the translation of the only text of `plan` in pieces, as soon as they are generated.
+    """Yield the translation of the only text of `job` in pieces, as soon as they are generated.
 
-    `inputs` are the generation inputs of its sentences, translated one after another. What is
-    generated is added to `results`. White space and untranslated parts of the text are yielded
-    with the pieces.
+    Its sentences are translated one after another. What is generated is added to `results`. White
+    space and untranslated parts of the text are yielded with the pieces.
     """
-    waiting = iter(inputs)
+    waiting = iter(job.inputs)
     before: list[tuple[str, bool]] = []
     num_sent = 0  # characters
-    for part in plan.parts[0]:
+    for part in job.plan.parts[0]:
         text = "" if part.is_translated else part.text
         if part.is_translated:
             async with aclosing(stream_text(model, next(waiting), results)) as pieces:
@@ -208,7 +197,6 @@ async def sentences(
 
 
 async def completion(model: ServedModel, body: PageRequest) -> AsyncGenerator[Fields, None]:
-    assert model.scheduler is not None  # every model that completes has one
     [tokens] = await call_off_loop(len(body.text), model.runtime.rows, [body.text])
     max_new_tokens = max(
         1, min(body.max_new_tokens, model.admission.slot_size.length + 1 - len(tokens))
@@ -230,9 +218,8 @@ async def stream_text(
     generation_input: GenerationInput,
     results: list[Generated] | None = None,
 ) -> AsyncGenerator[str, None]:
-    assert model.scheduler is not None
     detokenizer = model.runtime.detokenizer()
-    async with aclosing(model.scheduler.stream(generation_input, results)) as tokens:
+    async with aclosing(model.client.stream(generation_input, results)) as tokens:
         async for token in tokens:
             if piece := detokenizer.add(token.token):
                 yield piece

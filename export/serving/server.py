@@ -17,7 +17,6 @@ from ..engine.forking import SIGNALS
 from ..engine.process import EngineProcess
 from .connections import Connections, available_connections
 from .observability import capture_library_logs
-from .protocols.protocol import Protocol
 from .service import PROTOCOLS, Say, Service
 from .settings import Settings
 from .sources import Source
@@ -51,7 +50,7 @@ def serve(
         listening(settings.host, settings.port) as listener,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        server = Server(sources, settings, token, say, PROTOCOLS, process)
+        server = Server(Service(sources, settings, token, say, PROTOCOLS, process=process))
         runner.run(server.run(listener))
         if server.gave_up:  # Python would wait for threads that still work on these requests
             os._exit(0)
@@ -89,27 +88,17 @@ class UvicornServer(uvicorn.Server):
 
 
 class Server:
-    """A uvicorn server with a service of `protocols`. It listens before the models are loaded."""
+    """A uvicorn server with a `service`. It listens before the models are loaded."""
 
-    def __init__(
-        self,
-        sources: Sequence[Source],
-        settings: Settings,
-        token: bytes | None,
-        say: Say,
-        protocols: tuple[Protocol, ...],
-        process: EngineProcess | None = None,
-    ):
-        self.settings = settings
-        self.say = say
-        self.service = Service(sources, settings, token, say, protocols, process=process)
-        if process is not None:
-            process.failed = self.fail
+    def __init__(self, service: Service):
+        self.service, self.settings = service, service.settings
+        if service.process is not None:
+            service.process.failed = self.fail
         self.connections = Connections(
             self.most_connections(),
-            settings.header_timeout,
-            settings.timeout,
-            self.service.changed.set,
+            self.settings.header_timeout,
+            self.settings.timeout,
+            service.changed.set,
         )
         self.uvicorn = UvicornServer(self.config())
         self.stopping = asyncio.Event()
@@ -161,7 +150,9 @@ class Server:
         try:
             with self.signals():
                 host, port = listener.getsockname()[:2]
-                self.say(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}")
+                self.service.say(
+                    f"listening on http://{f'[{host}]' if ':' in host else host}:{port}"
+                )
                 if await self.start():
                     await self.stopping.wait()
                     await self.drain()

@@ -2,6 +2,7 @@
 the same service."""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -35,6 +36,7 @@ from .models import READY, ModelPlan, OpenModel, ServedModel, ServedModels, mega
 from .observability import Log, Metrics, format_error
 from .protocols import (
     libretranslate,
+    model_repository,
     open_inference,
     openai_api,
     pipelines,
@@ -53,6 +55,7 @@ PROTOCOLS: tuple[Protocol, ...] = tuple(
         text_embeddings,
         pipelines,
         open_inference,
+        model_repository,
         rerank_api,
         page,
     )
@@ -286,10 +289,7 @@ class Service:
 
         model = ServedModel(source.name, await in_thread(plan), open_again, self.log_state)
         self.models.models[source.name] = model
-        self.metrics.watch_state(source.name, lambda: model.state == READY)
-        self.metrics.watch_rows(source.name, lambda: model.waiting, lambda: model.running)
-        if (admission := model.plan.admission) is not None:
-            self.metrics.watch_slots(source.name, admission.slots, lambda: model.running)
+        self.metrics.watch(model)
 
     def log_state(self, model: ServedModel, seconds: float) -> None:
         """Log that `model` was loaded or unloaded in `seconds`, or why not. At the start nothing is
@@ -432,23 +432,17 @@ def in_thread(function: Callable[[], Any]) -> asyncio.Future:
     Call it in the event loop. Unlike a thread of asyncio, the thread does not keep the process from
     ending.
     """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future = loop.create_future()
-
-    def deliver(setter: Callable[[Any], None], value: Any) -> None:
-        if not future.done():  # done: the caller was cancelled
-            setter(value)
+    future: concurrent.futures.Future = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()  # from now on nothing cancels it but the wrapper
 
     def run() -> None:
         try:
-            done = functools.partial(deliver, future.set_result, function())
+            future.set_result(function())
         except Exception as error:
-            done = functools.partial(deliver, future.set_exception, error)
-        with contextlib.suppress(RuntimeError):  # the event loop is closed
-            loop.call_soon_threadsafe(done)
+            future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    return future
+    return asyncio.wrap_future(future)
 
 
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:

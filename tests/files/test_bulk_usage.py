@@ -83,6 +83,21 @@ def test_invalid_arguments_raise_before_output_is_written(bulk, runtime_of, tmp_
         RecordFields([QUESTION], "a")
 
 
+def test_options_of_another_task_name_that_task(runtime_of):
+    for model, task, options, seen, expected in (
+        ("seq2seq", None, {"markup": "html"}, ("markup", "translate", "generate"), "translate"),
+        ("seq2seq", "generate", {"split": False}, "split", "translate"),
+        ("seq2seq", "translate", {"target_prefix": ["w5"]}, "target_prefix", "generate"),
+        ("classification", None, {"candidate_labels": ["a"]}, "candidate_labels", "zero-shot"),
+        ("classification", "zero-shot", {"function_to_apply": "none"}, (), "classify"),
+    ):
+        with raises(UsageError, seen=seen, expected=expected):
+            Predictions(runtime_of(model), task, options)
+    for options in ({"markup": "html"}, {"return_alignments": True}):
+        with raises(UsageError, seen=next(iter(options)), expected="num_beams"):
+            Predictions(runtime_of("causal"), None, options)
+
+
 def test_missing_ray_error_names_extra(bulk, tmp_path, monkeypatch):
     monkeypatch.setattr(on_ray, "ray", None)
     with raises(ImportError, seen="vanilla-transformer[cpu,ray]"):

@@ -22,13 +22,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.errors import TooLong, UsageError
-from vanilla_transformer_export.serving.protocols.libretranslate import PROTOCOL, PUBLIC_PATHS
-from vanilla_transformer_export.serving.translation.translator import (
+from vanilla_transformer_export.serving.generation import (
     MAX_INLINE_CHARACTERS,
-    plan_inputs,
+    plan_job,
     translate,
 )
+from vanilla_transformer_export.serving.protocols.libretranslate import PROTOCOL, PUBLIC_PATHS
 from vanilla_transformer_export.text.languages import (
+    Direction,
     Directions,
     Languages,
     model_languages,
@@ -178,7 +179,7 @@ def test_languages_and_frontend_settings_need_no_token(model):
 )
 def test_random_texts_match_translate(model, alone, words):
     text = " ".join(["w3", *words])
-    [[result]] = asyncio.run(translate(model, [text]))
+    [[result]] = asyncio.run(translate(model, [text], Direction("en", "de"), TextOptions(), {}))
     assert [result] == alone.translate([text])
 
 
@@ -551,12 +552,14 @@ def test_long_texts_are_split_in_the_language_of_the_text(load, monkeypatch):
         runtime, "sentence_languages", sentence_languages(runtime.info, runtime.languages)
     )
     texts, options = ["w1 Gov. W2 " * 900], {"max_new_tokens": 5}
-    plan, inputs = plan_inputs(served_model, texts, TextOptions(), "spa_Latn", "eng_Latn", options)
-    assert len(plan.sentences) == len(inputs) == 901
-    [checked] = {id(each.options): each.options for each in inputs}.values()
+    spanish = Direction("es", "en", "spa_Latn", "eng_Latn")
+    job = plan_job(served_model, texts, spanish, TextOptions(), options)
+    assert len(job.plan.sentences) == len(job.inputs) == 901
+    [checked] = {id(each.options): each.options for each in job.inputs}.values()
     assert (checked.max_new_tokens, checked.forced_bos_token_id) == (5, 40)
     with raises(TooLong, seen="characters"):
-        plan_inputs(served_model, texts, TextOptions(), "eng_Latn", "spa_Latn", options)
+        english = Direction("en", "es", "eng_Latn", "spa_Latn")
+        plan_job(served_model, texts, english, TextOptions(), options)
 
 
 def test_configured_languages_must_be_supported_by_model(alone, monkeypatch):

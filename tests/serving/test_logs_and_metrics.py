@@ -4,12 +4,14 @@ import contextlib
 import json
 import os
 import time
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from served import MODEL, served
 
 from vanilla_transformer_export.engine.inputs import Activity
+from vanilla_transformer_export.serving.models import READY
 from vanilla_transformer_export.serving.observability import Log
 
 
@@ -110,28 +112,30 @@ def test_metrics_of_requests_and_engine(monkeypatch):
         observe = server.server.service.metrics.of_engine("a-model")
         observe(Activity(waits=[0.25], first_tokens=[0.5], rows=3, tokens=2))
         observe(Activity(waits=[], first_tokens=[], rows=1, tokens=1))
-        server.server.service.metrics.watch_rows("a-model", lambda: 7, lambda: 5)
-        server.server.service.metrics.watch_slots("a-model", 8, lambda: 5)
+        plan = SimpleNamespace(admission=SimpleNamespace(slots=8))
+        model = SimpleNamespace(name="a-model", state=READY, waiting=7, running=5, plan=plan)
+        server.server.service.metrics.watch(model)
         answer = client.get("/metrics")
     actual = dict(
         line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#")
     )
     assert answer.headers["content-type"].startswith("text/plain; version=")
-    prefix, model = "vanilla_transformer_", '{model="a-model"}'
+    prefix, label = "vanilla_transformer_", '{model="a-model"}'
     expected = {
         'requests_total{route="/stub",status="200"}': 2,
         'requests_total{route="none",status="404"}': 2,
         'requests_total{route="/raise/{name}",status="500"}': 1,
         'request_seconds_count{route="/stub"}': 2,
         "errors_total": 1,
-        f"queue_seconds_sum{model}": 0.25,
-        f"first_token_seconds_sum{model}": 0.5,
-        f"batch_rows_count{model}": 2,
-        f"batch_rows_sum{model}": 4,
-        f"tokens_total{model}": 3,
-        f"rows_waiting{model}": 7,
-        f"rows_running{model}": 5,
-        f"slots_used_ratio{model}": 0.625,
+        f"queue_seconds_sum{label}": 0.25,
+        f"first_token_seconds_sum{label}": 0.5,
+        f"batch_rows_count{label}": 2,
+        f"batch_rows_sum{label}": 4,
+        f"tokens_total{label}": 3,
+        f"rows_waiting{label}": 7,
+        f"rows_running{label}": 5,
+        f"slots_used_ratio{label}": 0.625,
+        f"model_loaded{label}": 1,
     }
     assert {name: float(actual[prefix + name]) for name in expected} == expected
     assert (

@@ -253,8 +253,7 @@ def test_disconnected_client_closes_stream(served):
 
     async def read_two_events():
         pieces = await page.completion(model, page.PageRequest(text="w5"))
-        first = await anext(pieces)
-        async with aclosing(page.events(first, pieces)) as event_stream:
+        async with aclosing(page.events(pieces)) as event_stream:
             await anext(event_stream)
             await anext(event_stream)
 

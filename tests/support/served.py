@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field
 from vanilla_transformer_export.errors import RequestError, TooLong
 from vanilla_transformer_export.serving.protocols.protocol import Protocol
 from vanilla_transformer_export.serving.server import Server, listening
+from vanilla_transformer_export.serving.service import Service
 from vanilla_transformer_export.serving.settings import Settings
 from vanilla_transformer_export.serving.sources import Source
 
@@ -125,7 +126,7 @@ class Served:
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 self.loop = runner.get_loop()
-                self.server = Server(*self._arguments)
+                self.server = Server(Service(*self._arguments))
                 if self.server.service.log.descriptor == 2:  # tests do not read this log
                     self.server.service.log.descriptor = os.open(os.devnull, os.O_WRONLY)
                 self._is_made.set()

@@ -9,7 +9,7 @@ from typing import Any
 from ...engine.inputs import LENGTH, STOP, Event, Generated, GenerationInput, TokenLogprobs
 from ...engine.loop import Client
 from ...text_runtime import TextRuntime
-from ..translation.translator import call_off_loop
+from ..generation import call_off_loop
 
 INSPECTION_COST = 30  # characters that are tokenized in the time that inspecting one token takes
 MIN_LOGPROB = -9999.0  # replaces minus infinity, which JSON lacks

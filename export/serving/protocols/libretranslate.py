@@ -9,24 +9,25 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from ...errors import RequestError, nearest
+from ...heads import TRANSLATE
 from ...text.languages import Direction, language_name
 from ...text.tasks.alignment import Aligning
-from ...text.tasks.alignment import Translation as AlignedText
 from ...text.tasks.translation import HTML, TextOptions
+from ..generation import MAX_KEPT, call_off_loop, translate
 from ..models import Ability, ServedModel
-from ..translation.translator import MAX_KEPT, call_off_loop, translate
 from .protocol import (
     Items,
     Protocol,
     name_in_path,
     parse_body,
+    request_body,
     served_models,
     server_settings,
     use_model,
     validated,
 )
 
-TRANSLATES = Ability("translate", lambda model: model.translates)
+TRANSLATES = Ability("translate", lambda model: model.has_task(TRANSLATE))
 AUTO = "auto"
 NO_LIMIT = -1
 # milliseconds that LibreTranslate's page waits after a key press, by default
@@ -137,14 +138,9 @@ class Language(BaseModel):
     )
 
 
-SCHEMA = {"schema": Translation.model_json_schema()}
 FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
-BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {kind: SCHEMA for kind in ("application/json", *FORMS)},
-    }
-}
+SCHEMA = Translation.model_json_schema()
+BODY = request_body(dict.fromkeys(("application/json", *FORMS), SCHEMA))
 
 
 @router.post("/translate", openapi_extra=BODY, responses={200: {"model": Translated}})
@@ -162,13 +158,13 @@ async def translate_texts(request: Request) -> JSONResponse:
     await use_model(request, model)
     check_counts(request, model, body)
     texts = [body.q] if isinstance(body.q, str) else body.q
-    count = body.alternatives + 1
     markup = HTML if body.format == HTML else None
     aligning = Aligning(body.alignments)
     text_options = TextOptions(
         True, body.copy_letterless, direction.source, markup, body.keep, aligning
     )
-    translations = await translate_items(model, direction, texts, count, text_options)
+    options = search_options(model, body.alternatives + 1)
+    translations = await translate(model, texts, direction, text_options, options)
     return JSONResponse(response_fields(body, direction, translations), headers=warnings(body))
 
 
@@ -185,7 +181,6 @@ def check_counts(request: Request, model: ServedModel, body: Translation) -> Non
     """Raise RequestError 400 if there are more texts than the setting `max_batch`, and for
     alignments of HTML. A translation and its alternatives must also fit into the slots of a
     worker."""
-    assert model.scheduler is not None  # every model that translates has one
     max_texts = server_settings(request).max_batch
     if isinstance(body.q, list) and len(body.q) > max_texts:
         raise RequestError(
@@ -234,40 +229,13 @@ def response_fields(
     )
 
 
-async def translate_items(
-    model: ServedModel,
-    direction: Direction,
-    texts: list[str],
-    count: int,
-    text_options: TextOptions,
-) -> list[list[Any]]:
-    """Return `count` translations of each text, best first. The only result of a blank text is that
-    text.
-
-    For `count` above 1, beam search has `count` beams, or the model's number of beams if that is
-    larger. `text_options` say how texts are split into sentences, their markup, and what is
-    aligned. `direction` has the source and target language.
-    """
-    has_alignments = text_options.aligning.return_alignments
-    translations: list[list[Any]] = [
-        [AlignedText(text, [])] if has_alignments else [text] for text in texts
-    ]
-    indices = [index for index, text in enumerate(texts) if text.strip()]
-    options: dict[str, Any] = {}
-    if count > 1:
-        beams = max(count, model.runtime.info.defaults.get("num_beams") or 1)
-        options |= {"num_beams": beams, "num_return_sequences": count, "do_sample": False}
-    if indices:
-        inputs = [direction.add_word(texts[index]) for index in indices]
-        translated = await translate(
-            model, inputs, direction.src_lang, direction.tgt_lang, text_options, **options
-        )
-        for index, text, outputs in zip(indices, inputs, translated):
-            translations[index] = outputs
-            if has_alignments:
-                added = len(text) - len(texts[index])  # a language word
-                translations[index] = [result.without_prefix(added) for result in outputs]
-    return translations
+def search_options(model: ServedModel, count: int) -> dict[str, Any]:
+    """Return the generation options for `count` translations of a text. For more than one, beam
+    search has `count` beams, or the model's number of beams if that is larger."""
+    if count == 1:
+        return {}
+    beams = max(count, model.info.defaults.get("num_beams") or 1)
+    return {"num_beams": beams, "num_return_sequences": count, "do_sample": False}
 
 
 # ----------------------------------------------------------------------------------------- the body
@@ -331,7 +299,7 @@ def translators(request: Request, name: str | None = None) -> list[ServedModel]:
     """
     models = served_models(request)
     name = name_in_path(request) or name
-    matches = [model for model in models if model.translates] if name is None else []
+    matches = [*filter(TRANSLATES.fits, models)] if name is None else []
     return matches or [models.choose(TRANSLATES, name)]
 
 

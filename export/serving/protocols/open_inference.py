@@ -10,26 +10,25 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, Field
 
 from ... import __version__
 from ...engine.encoder import LENGTHS
 from ...engine.inputs import GenerationInput, check_options, with_targets
 from ...errors import RequestError, TooLong, UsageError
-from ...heads import HEADS, MAX_CHARACTERS, READS_TOKENS
+from ...heads import EMBED, HEADS, MAX_CHARACTERS, READS_TOKENS
 from ...inference.inputs import check_contiguous, check_inputs
 from ...specs.graph_spec import TensorSpec
 from ...specs.sequences import token_inputs
 from ...text.checks import check_strings
 from ...text.tasks.rows import Cut, run_rows
-from ..models import LOADING, READY, UNLOADED, UNLOADING, ServedModel
-from ..translation.translator import call_off_loop
-from .pipelines import continue_texts
+from ..generation import call_off_loop, continue_texts
+from ..models import READY, ServedModel
 from .protocol import (
+    BINARY,
     Protocol,
     check_language_names,
     check_names_and_sizes,
-    parse_body,
+    request_body,
     served_models,
     server_settings,
     use_model,
@@ -37,6 +36,7 @@ from .protocol import (
 from .tensors import (
     JSON_LENGTH,
     TEXTS,
+    VERSION,
     InputTensor,
     OutputTensor,
     describe_tensor,
@@ -54,7 +54,6 @@ TEXT = TensorSpec("text", TEXTS, ("batch_size",))
 GENERATED = TensorSpec("generated_text", TEXTS, ("batch_size",))
 EMBEDDING = TensorSpec("embedding", "float32", ("batch_size", "embedding_size"))
 LANGUAGES = ("src_lang", "tgt_lang")
-VERSION = "1"  # version of every model, like Triton's first version
 ENCODER_PARAMETERS = ("truncate",)
 SCHEMA = {
     "type": "object",
@@ -67,17 +66,7 @@ SCHEMA = {
         "outputs": {"type": "array", "items": OutputTensor.model_json_schema()},
     },
 }
-BINARY = {"type": "string", "format": "binary"}
-BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {"schema": SCHEMA},
-            "application/octet-stream": {"schema": BINARY},
-        },
-    }
-}
-
+BODY = request_body({"application/json": SCHEMA, "application/octet-stream": BINARY})
 
 PROTOCOL = Protocol("Open Inference Protocol", router)
 
@@ -128,11 +117,15 @@ async def metadata(request: Request, name: str) -> JSONResponse:
     request has either the input `text` or the other inputs. Inputs with a default may be
     omitted."""
     model = served_models(request).find(name)
-    inputs, outputs = map(
-        list, (map(describe_tensor, inputs_for(model)), map(describe_tensor, outputs_for(model)))
+    return JSONResponse(
+        {
+            "name": name,
+            "versions": [VERSION],
+            "platform": "onnxruntime_onnx",
+            "inputs": [*map(describe_tensor, inputs_for(model))],
+            "outputs": [*map(describe_tensor, outputs_for(model))],
+        }
     )
-    about = {"name": name, "versions": [VERSION], "platform": "onnxruntime_onnx"}
-    return JSONResponse({**about, "inputs": inputs, "outputs": outputs})
 
 
 @router.get("/v2/models/{name}/ready")
@@ -164,104 +157,7 @@ def tensors_for(model: ServedModel) -> tuple[TensorSpec, ...]:
 def outputs_for(model: ServedModel) -> tuple[TensorSpec, ...]:
     if model.info.generates:
         return (GENERATED,)
-    return model.info.specs["encoder"].outputs + ((EMBEDDING,) if model.embeds else ())
-
-
-# ------------------------------------------------------------------------------ loading, unloading
-
-STATES = {UNLOADED: "UNAVAILABLE", LOADING: "LOADING", READY: "READY", UNLOADING: "UNLOADING"}
-
-
-class RepositoryRequest(BaseModel):
-    """A request for the index of the models, or to load or unload one."""
-
-    ready: bool = Field(False, description="of the index: only models that are loaded")
-    parameters: dict[str, Any] | None = Field(
-        None, description="unload_dependents has no effect: no model depends on another"
-    )
-
-
-def check_control(request: Request) -> None:
-    """Raise RequestError 403 unless the server has a token: others could unload its models."""
-    if not request.app.state.needs_token:
-        raise RequestError(
-            403, "models are loaded and unloaded by requests with a token, expected --token-file"
-        )
-
-
-CONTROL: dict[str, Any] = {
-    "dependencies": [Depends(check_control)],
-    "openapi_extra": {
-        "requestBody": {
-            "content": {"application/json": {"schema": RepositoryRequest.model_json_schema()}}
-        }
-    },
-}
-
-
-@router.post("/v2/repository/index", **CONTROL)
-async def repository_index(request: Request) -> JSONResponse:
-    """Return the models of this server, loaded or not.
-
-    Each has `name`, `version`, `state` (READY, LOADING, UNLOADING or UNAVAILABLE) and `reason`, why
-    it is not available. With `ready` in the request, only those that are READY. The server needs
-    `--token-file`."""
-    body = await read_repository_request(request)
-    return JSONResponse(
-        [
-            {
-                "name": model.name,
-                "version": VERSION,
-                "state": STATES[model.state],
-                "reason": (model.problem or UNLOADED) if model.state == UNLOADED else "",
-            }
-            for model in served_models(request)
-            if model.state == READY or not body.ready
-        ]
-    )
-
-
-@router.post("/v2/repository/models/{name}/load", **CONTROL)
-async def load(request: Request, name: str) -> Response:
-    """Load a model of this server, and respond when it is loaded. A loaded model stays as it is.
-
-    The server needs `--token-file`."""
-    model = served_models(request).find(name)
-    await read_repository_request(request)
-    try:
-        await model.load()
-    except RequestError:
-        raise
-    except Exception as error:
-        raise RequestError(400, f"the model {name} cannot be loaded: {error}") from None
-    return Response()
-
-
-@router.post("/v2/repository/models/{name}/unload", **CONTROL)
-async def unload(request: Request, name: str) -> Response:
-    """Unload a model when no request uses it any more, and respond then.
-
-    A later request loads it again. The server needs `--token-file`."""
-    model = served_models(request).find(name)
-    await read_repository_request(request)
-    await model.unload()
-    return Response()
-
-
-async def read_repository_request(request: Request) -> RepositoryRequest:
-    """Return the body of `request`, which may be empty.
-
-    Raises UsageError for files or a config of a model: only the exports that the server was started
-    with are loaded."""
-    content = await request.body()  # Triton's client sends no Content-Type
-    body = parse_body(content.strip() or b"{}", RepositoryRequest)
-    for parameter in body.parameters or {}:
-        if parameter != "unload_dependents":
-            raise UsageError(
-                f"parameters has {parameter!r:.60}, expected only unload_dependents: a model is "
-                "loaded from its export"
-            )
-    return body
+    return model.info.specs["encoder"].outputs + ((EMBEDDING,) if model.has_task(EMBED) else ())
 
 
 # ---------------------------------------------------------------------------------------- inference
@@ -502,15 +398,14 @@ async def generate_texts(model: ServedModel, parsed: ParsedRequest) -> list[str]
         longest = max(map(len, texts))
         if longest > MAX_CHARACTERS:
             raise TooLong(f"a text has {longest} characters, expected at most {MAX_CHARACTERS}")
-        return list(itertools.chain(*await continue_texts(model, texts, languages, options)))
+        return list(itertools.chain(*await continue_texts(model, texts, options, **languages)))
     if languages["src_lang"] is not None:
         raise UsageError(
             f"src_lang is {languages['src_lang']!r:.60} without the input {TEXT.name}, expected "
             f"null"
         )
-    assert model.scheduler is not None  # every model that generates has one
     size = sum(values.size for values in parsed.inputs.values())
-    results = await model.scheduler.generate(
+    results = await model.client.generate(
         await call_off_loop(
             size, token_id_inputs, model, parsed.inputs, languages["tgt_lang"], options
         )

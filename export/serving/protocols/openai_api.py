@@ -3,27 +3,31 @@
 
 import asyncio
 import base64
+import contextlib
+import itertools
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse
 
-from ...engine.inputs import Generated, GenerationInput, check_options
+from ...engine.inputs import GenerationInput, check_options
+from ...engine.limits import Admission
 from ...engine.loop import Client
 from ...errors import UNKNOWN_PATH, RequestError, TooLong, UsageError
+from ...heads import GENERATE
 from ...inference.options import Options
 from ...text.sentence_modules import normalize
 from ...text.tasks import embedding
 from ...text.tasks.rows import Cut, Row
 from ...text_runtime import TextRuntime
 from ..app import to_request_error
+from ..generation import call_off_loop
 from ..models import Ability, ServedModel
-from ..streams import EventStream, event, to_json
-from ..translation.translator import call_off_loop
+from ..streams import EventStream, event, to_json, wait_for_first
 from .completions import Chunk, Completion, join_chunks
 from .openai_requests import (
     CompletionFields,
@@ -45,13 +49,13 @@ from .protocol import (
     served_models,
     server_settings,
 )
-from .text_embeddings import EMBEDS, check_dimensions, encode_inputs, longest
+from .text_embeddings import EMBEDS, check_dimensions, cut_for, encode_inputs
 from .text_embeddings_requests import check_input
 
 router = APIRouter(tags=["OpenAI"])
 
 CHECK_COST = 100  # characters that are tokenized in the time that checking one input takes
-COMPLETES = Ability("complete texts", lambda model: model.completes)
+COMPLETES = Ability("complete texts", lambda model: model.has_task(GENERATE))
 DONE = b"data: [DONE]\n\n"
 # our names of options in errors, and those of OpenAI
 WORDS = {"max_new_tokens": "max_tokens", "num_return_sequences": "n", "input_ids": "prompt"}
@@ -112,50 +116,31 @@ async def complete(request: Request, body: CompletionRequest) -> Any:
     Besides the fields of OpenAI, a request can have generation options of transformers, such as
     `num_beams`."""
     model = await choose_model(request, COMPLETES, body.model)
-    scheduler: Client = model.scheduler  # type: ignore[assignment]
-    options = check_completion_options(model.runtime, body)
+    with api_names():
+        options = check_options(model.info, parse_options(body, model.info.defaults))
     stops = parse_stops(body.stop)
     check_fields(body)
     prompts = await parse_prompts(body.prompt, model.runtime, server_settings(request).max_batch)
     size = sum(len(item.ids) for item in prompts) + CHECK_COST * len(prompts)
-    completions = await call_off_loop(
-        size, make_completions, model.runtime, scheduler, prompts, options, stops, body
-    )
+    with api_names():
+        completions = await call_off_loop(
+            size, make_completions, model, prompts, options, stops, body
+        )
     about = {
         "id": f"cmpl-{uuid.uuid4().hex}",
         "object": "text_completion",
         "created": int(time.time()),
         "model": model.name,
     }
-    if body.stream:
-        with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        return EventStream(
-            events(
-                await wait_for_first(parts(scheduler, completions)),
-                about,
-                completions if with_usage else None,
-            )
-        )
-    return Response(
-        await full_response(scheduler, completions, about), media_type="application/json"
-    )
-
-
-def check_completion_options(runtime: TextRuntime, body: CompletionFields) -> Options:
-    """Return the checked generation options of a request.
-
-    Raises UsageError, with OpenAI's names of options, for a wrong one.
-    """
-    options = parse_options(body, runtime.info.defaults)
-    try:
-        return check_options(runtime.info, options)
-    except UsageError as error:
-        raise with_api_names(error) from None
+    if not body.stream:
+        return json_response(await full_response(model.client, completions, about))
+    with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+    chunks = await wait_for_first(parts(model.client, completions))
+    return EventStream(events(chunks, about, completions if with_usage else None))
 
 
 def make_completions(
-    runtime: TextRuntime,
-    scheduler: Client,
+    model: ServedModel,
     prompts: Sequence[CompletionPrompt],
     options: Options,
     stops: list[str],
@@ -163,30 +148,28 @@ def make_completions(
 ) -> list[Completion]:
     """Return the completion to generate for each of `prompts`, with the checked `options`.
 
-    `stops` are the stop sequences.
-
-    Raises:
-        RequestError, UsageError: with OpenAI's names of options, if the model cannot run a prompt.
+    `stops` are the stop sequences. Raises RequestError, TooLong or UsageError if the model cannot
+    run a prompt.
     """
-    n, is_empty = options.num_return_sequences, body.max_tokens == 0
-    inputs = [
-        admit_prompt(scheduler, place, item, options, body) for place, item in enumerate(prompts)
-    ]
-    echoes = [""] * len(prompts)
-    if body.echo:
-        echoes = [
-            runtime.decode([prompt.ids])[0] if prompt.text is None else prompt.text
-            for prompt in prompts
-        ]
-    numbered = enumerate(zip(inputs, echoes, strict=True))
     return [
-        Completion(runtime, prompt_input, index * n, begins, stops, is_empty)
-        for index, (prompt_input, begins) in numbered
+        Completion(
+            model.runtime,
+            admit_prompt(model.admission, place, item, options, body),
+            place * options.num_return_sequences,
+            echoed_text(model.runtime, item) if body.echo else "",
+            stops,
+            body.max_tokens == 0,
+        )
+        for place, item in enumerate(prompts)
     ]
+
+
+def echoed_text(runtime: TextRuntime, item: CompletionPrompt) -> str:
+    return runtime.decode([item.ids])[0] if item.text is None else item.text
 
 
 def admit_prompt(
-    scheduler: Client,
+    admission: Admission,
     place: int,
     item: CompletionPrompt,
     options: Options,
@@ -194,43 +177,38 @@ def admit_prompt(
 ) -> GenerationInput:
     """Return the generation input of the prompt `item`, whose number in the request is `place`.
 
-    Raises RequestError or UsageError, with OpenAI's names of options, if the model cannot run it.
+    Raises RequestError, TooLong or UsageError if the model cannot run it.
     """
-    scores_prompt = bool(body.echo) and body.logprobs is not None
-    max_length, read, new = (
-        scheduler.admission.slot_size.length,
-        len(item.ids),
-        options.max_new_tokens,
-    )
+    max_length, read, new = admission.slot_size.length, len(item.ids), options.max_new_tokens
     if read + new - 1 > max_length:  # the last token is not decoded again
         seen = f"{read} tokens of the prompt and max_tokens={new}"
         raise too_long(f"{seen}, expected at most {max_length + 1} in total")
+    scores_prompt = bool(body.echo) and body.logprobs is not None
+    return admission.admit(
+        item.ids,
+        options,
+        top_logprobs=body.logprobs,
+        scores_prompt=scores_prompt,
+        place=[place],
+    )
+
+
+@contextlib.contextmanager
+def api_names() -> Iterator[None]:
+    """Replace a TooLong or UsageError in the block by a UsageError with OpenAI's names of options,
+    such as max_tokens for max_new_tokens."""
     try:
-        return scheduler.admission.admit(
-            item.ids,
-            options,
-            top_logprobs=body.logprobs,
-            scores_prompt=scores_prompt,
-            place=[place],
-        )
+        yield
     except (TooLong, UsageError) as error:
-        raise with_api_names(error) from None
-
-
-def with_api_names(error: TooLong | UsageError) -> UsageError:
-    """Return `error` as a UsageError with OpenAI's names of options, such as max_tokens for
-    max_new_tokens."""
-    text, param = str(error), getattr(error, "param", None)
-    for ours, theirs in WORDS.items():
-        text = text.replace(ours, theirs)
-    return UsageError(text, None if param is None else WORDS.get(param, param))
+        text, param = str(error), getattr(error, "param", None)
+        for ours, theirs in WORDS.items():
+            text = text.replace(ours, theirs)
+        raise UsageError(text, None if param is None else WORDS.get(param, param)) from None
 
 
 def count_usage(completions: Sequence[Completion]) -> dict[str, int]:
-    read, new = (
-        sum(len(completion.input.prompt) for completion in completions),
-        sum(completion.tokens for completion in completions),
-    )
+    read = sum(len(completion.input.prompt) for completion in completions)
+    new = sum(completion.tokens for completion in completions)
     return {"prompt_tokens": read, "completion_tokens": new, "total_tokens": read + new}
 
 
@@ -243,34 +221,20 @@ async def full_response(
     With stop texts the tokens are streamed, so that generation ends there.
     """
     if completions[0].stops and not completions[0].is_buffered:
-        return render(
-            about,
-            join_chunks([chunk async for chunk in parts(scheduler, completions)]),
-            completions,
-        )
+        chunks = [chunk async for chunk in parts(scheduler, completions)]
+        return render(about, completions, join_chunks(chunks))
     results = await scheduler.generate([completion.input for completion in completions])
-    size = sum(
-        completion.size(generated)
-        for completion, generated in zip(completions, results, strict=True)
-    )
-    return await call_off_loop(size, render_results, about, completions, results)
+    pairs = [*zip(completions, results, strict=True)]
+
+    def render_results() -> bytes:
+        choices = (completion.full_choices(generated) for completion, generated in pairs)
+        return render(about, completions, [*itertools.chain(*choices)])
+
+    size = sum(completion.size(generated) for completion, generated in pairs)
+    return await call_off_loop(size, render_results)
 
 
-def render_results(
-    about: dict[str, Any], completions: Sequence[Completion], results: list[list[Generated]]
-) -> bytes:
-    return render(
-        about,
-        [
-            choice
-            for completion, result in zip(completions, results, strict=True)
-            for choice in completion.full_choices(result)
-        ],
-        completions,
-    )
-
-
-def render(about: dict[str, Any], choices: list[Chunk], completions: Sequence[Completion]) -> bytes:
+def render(about: dict[str, Any], completions: Sequence[Completion], choices: list[Chunk]) -> bytes:
     return to_json({**about, "choices": choices, "usage": count_usage(completions)})
 
 
@@ -318,22 +282,6 @@ async def parts(
 # ------------------------------------------------------------------------------------------ streams
 
 
-async def wait_for_first(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
-    """Wait for the first of `chunks` and return an iterator over all of them.
-
-    Until then the request can be rejected with a status.
-    """
-    first = await anext(chunks)
-
-    async def all_chunks() -> AsyncGenerator[Chunk, None]:
-        async with aclosing(chunks):
-            yield first
-            async for chunk in chunks:
-                yield chunk
-
-    return all_chunks()
-
-
 async def events(
     chunks: AsyncGenerator[Chunk, None], about: dict[str, Any], counted: Sequence[Completion] | None
 ) -> AsyncGenerator[bytes, None]:
@@ -371,10 +319,10 @@ async def embed(request: Request, body: EmbeddingRequest) -> Any:
     get the prompt of the export, token ids do not. Inputs with too many tokens are cut, or rejected
     if the server has `--auto-truncate false`."""
     model = await choose_model(request, EMBEDS, body.model)
-    settings = server_settings(request)
+    max_batch = server_settings(request).max_batch
     vocab_size = model.runtime.info.config["vocab_size"]
-    inputs = parse_prompts_or_inputs("input", body.input, settings.max_batch, vocab_size)
-    cut = Cut(longest(model), rejects=not settings.auto_truncate)
+    inputs = parse_prompts_or_inputs("input", body.input, max_batch, vocab_size)
+    cut = cut_for(request, model)
     about = {"object": "list", "model": model.name}
     try:
         return json_response(

@@ -1,7 +1,6 @@
 """The requests of OpenAI's API: their fields, and how these are checked and parsed."""
 
 import json
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, Field, create_model
@@ -11,7 +10,7 @@ from ...inference.options import special_token
 from ...shared.generation_options import FIELDS
 from ...shared.options import COUNT, check_option, without_none
 from ...text_runtime import TextRuntime, prompt
-from ..translation.translator import call_off_loop, check_characters
+from ..generation import call_off_loop, check_characters
 from .protocol import (
     EXPECTED,
     STRICT,
@@ -248,13 +247,15 @@ async def parse_prompts(value: Any, runtime: TextRuntime, max_items: int) -> lis
         RequestError: for a row of more token ids than `max_position_embeddings`, and for a text of
             more characters than such a row can have.
     """
-    longest = runtime.info.config["max_position_embeddings"]
-    inputs: list[Any] = [""]
-    if value is not None:
-        vocab_size = runtime.info.config["vocab_size"]
-        inputs = parse_prompts_or_inputs("prompt", value, max_items, vocab_size)
+    longest, vocab_size = (
+        runtime.info.config[name] for name in ("max_position_embeddings", "vocab_size")
+    )
+    text_or_ids = "" if value is None else value
+    inputs = parse_prompts_or_inputs("prompt", text_or_ids, max_items, vocab_size)
     if not isinstance(inputs[0], str):
-        check_lengths("prompt", inputs, longest)
+        if (size := max(map(len, inputs))) > longest:
+            seen = f"prompt has {size} tokens"
+            raise too_long(f"{seen}, expected at most {longest}, the model's maximum")
         return [CompletionPrompt(ids) for ids in inputs]
     try:
         check_characters("prompt", map(len, inputs), longest)
@@ -288,10 +289,3 @@ def parse_prompts_or_inputs(name: str, value: Any, max_items: int, vocab_size: i
     if len(inputs) > max_items:
         raise UsageError(f"{name} has {len(inputs)} items, expected at most {max_items}", name)
     return inputs
-
-
-def check_lengths(name: str, rows: Sequence[list[int]], longest: int) -> None:
-    """Raise RequestError for a row with more than `longest` token ids."""
-    size = max(map(len, rows))
-    if size > longest:
-        raise too_long(f"{name} has {size} tokens, expected at most {longest}, the model's maximum")

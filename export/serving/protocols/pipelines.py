@@ -3,7 +3,6 @@ pipelines. A client is `InferenceClient(model=url)` of huggingface_hub, where `u
 task."""
 
 import codecs
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,18 +10,19 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from ...engine.inputs import GenerationInput
 from ...errors import RequestError, TooLong, UsageError, did_you_mean
 from ...heads import IMAGE, MAX_CHARACTERS, PIPELINES, TEXT
 from ...shared.options import without_none
 from ...text.checks import check_flags, check_texts
+from ...text.languages import Direction
 from ...text.tasks.alignment import Aligning, Translation
 from ...text.tasks.task import are_objects, pipeline_call, read_inputs
 from ...text.tasks.translation import TextOptions
+from ..generation import MAX_KEPT, continue_texts, translate
 from ..models import Ability, ServedModel
 from ..streams import to_json
-from ..translation.translator import MAX_KEPT, call_off_loop, check_characters, translate
 from .protocol import (
+    BINARY,
     ModelName,
     Protocol,
     check_language_names,
@@ -31,6 +31,7 @@ from .protocol import (
     json_response,
     parse_body,
     render_list,
+    request_body,
     server_settings,
     short_repr,
 )
@@ -71,25 +72,16 @@ class PipelineRequest(BaseModel):
 
 
 PROTOCOL = Protocol("pipelines", router)
-BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "required": ["inputs"],
-                    "properties": {
-                        "inputs": {},
-                        "parameters": {"type": "object"},
-                        "stream": {"type": "boolean"},
-                    },
-                }
-            },
-            "image/*": {"schema": {"type": "string", "format": "binary"}},
-        },
-    }
+SCHEMA = {
+    "type": "object",
+    "required": ["inputs"],
+    "properties": {
+        "inputs": {},
+        "parameters": {"type": "object"},
+        "stream": {"type": "boolean"},
+    },
 }
+BODY = request_body({"application/json": SCHEMA, "image/*": BINARY})
 
 
 @router.post("/predict/{task}", openapi_extra=BODY)
@@ -112,8 +104,12 @@ async def predict(request: Request, task: str) -> Response:
     parameters = without_none({**(body.model_extra or {}), **(body.parameters or {})})
     if body.stream:
         raise UsageError("stream is true, expected false: use /v1/completions to stream")
-    answer_all = generate_answers if task in GENERATION_OPTIONS else run_task
-    return await answer_all(model, task, body, parameters, server_settings(request).max_batch)
+    generates = task in GENERATION_OPTIONS
+    keys = TEXT if generates else pipeline_call(task).keys
+    rows, is_list = read_inputs(body.inputs, keys)
+    check_sizes(rows, keys, server_settings(request).max_batch)
+    answer_all = generate_answers if generates else run_task
+    return await answer_all(model, task, rows, is_list, parameters)
 
 
 def check_pipeline(model: ServedModel, task: str) -> None:
@@ -129,17 +125,15 @@ def check_pipeline(model: ServedModel, task: str) -> None:
 
 
 async def run_task(
-    model: ServedModel, name: str, body: PipelineRequest, parameters: dict[str, Any], max_rows: int
+    model: ServedModel, name: str, rows: list[Any], is_list: bool, parameters: dict[str, Any]
 ) -> Response:
-    """Return the response of a task that does not generate. `name` is that of its pipeline,
-    `parameters` its options, and `max_rows` the maximum number of inputs.
+    """Return the response of a task that does not generate. `name` is that of its pipeline, `rows`
+    are its inputs, `is_list` is True if the request has a list, and `parameters` are its options.
 
     Raises UsageError, ValueError or TooLong for wrong inputs and parameters, and RequestError if
     the model has too much work.
     """
     call = pipeline_call(name)
-    rows, is_list = read_inputs(body.inputs, call.keys)
-    check_sizes(rows, call.keys, max_rows)
     call.check_options(name, parameters, "it in parameters")
 
     def answer() -> bytes:
@@ -198,26 +192,25 @@ NAMES = {"translation": "translation_text", "summarization": "summary_text"}
 
 
 async def generate_answers(
-    model: ServedModel, task: str, body: PipelineRequest, parameters: dict[str, Any], max_rows: int
+    model: ServedModel, task: str, rows: list[Any], is_list: bool, parameters: dict[str, Any]
 ) -> Response:
     """Return the response with translations or continuations: `[{"generated_text": str}, ...]` for
     one text, and a list of such lists for a list of texts.
 
-    The key is translation_text or summary_text for these tasks. `task` is the name of the pipeline,
-    `parameters` are its options, and `max_rows` is the maximum number of texts. Raises UsageError,
-    ValueError or TooLong for wrong inputs, and RequestError if the model has too much work.
+    The key is translation_text or summary_text for these tasks. The arguments are those of
+    `run_task`. Raises UsageError, ValueError or TooLong for wrong inputs, and RequestError if the
+    model has too much work.
     """
-    rows, is_list = read_inputs(body.inputs, TEXT)
-    check_sizes(rows, TEXT, max_rows)
     check_texts(rows)
     task_options, options = generation_options(task, parameters)
+    has_prompt = task_options.pop("return_full_text", False)
     if task == "translation":
-        results = await translate(
-            model, rows, text_options=take_text_options(task_options), **task_options, **options
-        )
+        text_options = take_text_options(task_options)
+        direction = Direction("", "", **task_options)
+        results = await translate(model, rows, direction, text_options, options)
     else:
-        results = await continue_texts(model, rows, task_options, options)
-    if task_options.get("return_full_text"):
+        results = await continue_texts(model, rows, options, **task_options)
+    if has_prompt:
         results = [[row + text for text in group] for row, group in zip(rows, results, strict=True)]
     name = NAMES.get(task, "generated_text")
     answers = [[answer_fields(name, result) for result in group] for group in results]
@@ -294,30 +287,3 @@ def generation_options(
     check_language_names(task_options)
     check_names_and_sizes(parameters)
     return task_options, parameters
-
-
-async def continue_texts(
-    model: ServedModel, rows: list[str], task_options: dict[str, Any], options: dict[str, Any]
-) -> list[list[str]]:
-    assert model.scheduler is not None  # every model that generates has one
-    slot = model.admission.slot_size
-    check_characters("text", map(len, rows), slot.source or slot.length)
-    size = sum(map(len, rows))
-    replaces = task_options.get("replace_unknowns", False)
-    Aligning(False, replaces).check(model.info)
-
-    def admit_rows() -> list[GenerationInput]:
-        ids, checked = model.runtime.checked_rows(
-            rows, task_options.get("src_lang"), task_options.get("tgt_lang"), options
-        )
-        admitted = model.admission.admit_all(ids, checked)
-        return [dataclasses.replace(row, is_aligned=replaces) for row in admitted]
-
-    inputs = await call_off_loop(size, admit_rows)
-    answers = await model.scheduler.generate(inputs)
-    results = [result for group in answers for result in group]
-    ids = [row.source or [] for row in inputs]
-    texts = iter(
-        await call_off_loop(size, model.runtime.result_texts, rows, ids, results, replaces)
-    )
-    return [[next(texts) for _ in group] for group in answers]

@@ -58,6 +58,16 @@ class Protocol:
     public_paths: frozenset[str] = frozenset()
 
 
+BINARY = {"type": "string", "format": "binary"}  # JSON schema of bytes
+
+
+def request_body(schemas: dict[str, Any]) -> dict[str, Any]:
+    """Return the OpenAPI description of a required body, from the JSON schema of each media
+    type."""
+    content = {media_type: {"schema": schema} for media_type, schema in schemas.items()}
+    return {"requestBody": {"required": True, "content": content}}
+
+
 def served_models(request: Request) -> ServedModels:
     return request.app.state.models
 

@@ -14,7 +14,7 @@ from ...text.tasks.rows import Cut
 from ...text_runtime import TextRuntime
 from ..models import ServedModel
 from .protocol import STRICT, ModelName, Protocol, choose_model, server_settings, short_repr
-from .text_embeddings import RERANKS, longest, rows_to_rank
+from .text_embeddings import RERANKS, cut_for, rows_to_rank
 from .text_embeddings_requests import check_number
 
 router = APIRouter(tags=["Cohere and Jina"])
@@ -76,10 +76,9 @@ async def rank(request: Request, body: RankRequest) -> Response:
     are cut, or rejected if the server has `--auto-truncate false`. The model must have one
     label."""
     model = await choose_model(request, RERANKS, body.model)
-    settings = server_settings(request)
-    check_number("documents", body.documents, settings.max_batch)
+    check_number("documents", body.documents, server_settings(request).max_batch)
     documents = [read_document(item, index) for index, item in enumerate(body.documents)]
-    cut = Cut(longest(model), rejects=not settings.auto_truncate)
+    cut = cut_for(request, model)
     answer = await model.read(len(documents), rank_documents, model, body, documents, cut)
     return JSONResponse(answer)
 

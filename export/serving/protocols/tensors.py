@@ -16,6 +16,7 @@ from .protocol import STRICT, Items, parse_body, short_repr
 
 # header with the number of bytes of JSON, if binary data follow
 JSON_LENGTH = "Inference-Header-Content-Length"
+VERSION = "1"  # version of every model, like Triton's first version
 TEXTS = "bytes"  # dtype of texts in a TensorSpec; all others are numpy's
 DATATYPES = {TEXTS: "BYTES", "int64": "INT64", "float32": "FP32"}
 WIDTH = 4  # number of bytes of the length before each text
@@ -120,11 +121,7 @@ def parse_inputs(
     arrays: dict[str, np.ndarray] = {}
     offset = 0
     for tensor in tensors:
-        if tensor.name not in specs:
-            expected = f"expected some of {', '.join(specs)}{did_you_mean(tensor.name, specs)}"
-            raise UsageError(f"the name of an input is {tensor.name!r:.60}, {expected}")
-        if tensor.name in arrays:
-            raise UsageError(f"inputs has {tensor.name} twice, expected it once")
+        check_tensor(tensor, "input", specs, arrays)
         dtype = specs[tensor.name].dtype
         if tensor.datatype != DATATYPES[dtype]:
             raise UsageError(
@@ -154,12 +151,10 @@ def binary_size(tensor: InputTensor, remaining: int) -> int | None:
     """Return the number of bytes after the JSON that hold the values of `tensor`, or None if the
     JSON holds them.
 
-    `remaining` is the maximum. Raises UsageError for another value, for a tensor in shared memory,
-    and for one with values in both places.
+    `remaining` is the maximum. Raises UsageError for another value, and for a tensor with values in
+    both places.
     """
-    parameters = tensor.parameters or {}
-    check_no_shared_memory(tensor.name, parameters)
-    size = parameters.get("binary_data_size")
+    size = (tensor.parameters or {}).get("binary_data_size")
     if size is None:
         return None
     if type(size) is not int or not 0 <= size <= remaining:
@@ -172,8 +167,18 @@ def binary_size(tensor: InputTensor, remaining: int) -> int | None:
     return size
 
 
-def check_no_shared_memory(name: str, parameters: Mapping[str, Any]) -> None:
-    if any(parameter.startswith(SHARED_MEMORY) for parameter in parameters):
+def check_tensor(
+    tensor: InputTensor | OutputTensor, kind: str, known: Collection[str], before: Collection[str]
+) -> None:
+    """Raise UsageError if the name of `tensor` is not `known` or is one of those `before`, and if
+    it is in shared memory. `kind` is "input" or "output"."""
+    name = tensor.name
+    if name not in known:
+        expected = f"expected some of {', '.join(known)}{did_you_mean(name, known)}"
+        raise UsageError(f"the name of an {kind} is {name!r:.60}, {expected}")
+    if name in before:
+        raise UsageError(f"{kind}s has {name} twice, expected it once")
+    if any(parameter.startswith(SHARED_MEMORY) for parameter in tensor.parameters or ()):
         raise UsageError(
             f"{name} is in shared memory, which is not supported: expected its values in the body"
         )
@@ -272,13 +277,8 @@ def parse_outputs(body: InferRequest, known: Sequence[TensorSpec]) -> dict[str, 
     names = [tensor.name for tensor in known]
     outputs: dict[str, bool] = {}
     for tensor in body.outputs or ():
-        if tensor.name not in names:
-            expected = f"expected some of {', '.join(names)}{did_you_mean(tensor.name, names)}"
-            raise UsageError(f"the name of an output is {tensor.name!r:.60}, {expected}")
-        if tensor.name in outputs:
-            raise UsageError(f"outputs has {tensor.name} twice, expected it once")
+        check_tensor(tensor, "output", names, outputs)
         parameters = tensor.parameters or {}
-        check_no_shared_memory(tensor.name, parameters)
         if parameters.get("classification"):
             raise UsageError(
                 f"classification of {tensor.name} is set, which is not supported: sort the values "

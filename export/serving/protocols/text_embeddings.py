@@ -3,7 +3,7 @@
 reranking."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from tokenizers import Encoding
 from ... import __version__
 from ...engine.encoder import MAX_CALLS, max_row_length
 from ...errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError
-from ...heads import CLASSIFY, CLASSIFY_IMAGES, MAX_CHARACTERS
+from ...heads import CLASSIFY, CLASSIFY_IMAGES, EMBED, EMBED_SPARSE, MAX_CHARACTERS
 from ...text.checks import Pair, TokenizerErrors
 from ...text.model_facts import model_facts
 from ...text.scores import identity, probability_function
@@ -44,7 +44,6 @@ from .text_embeddings_requests import (
     EmbedSparseRequest,
     PredictRequest,
     RerankRequest,
-    SimilarityParameters,
     SimilarityRequest,
     TEIRequest,
     TokenizeRequest,
@@ -63,14 +62,14 @@ DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 TYPES = {400: "Empty", 424: "Backend", 429: "Overloaded", 500: "Backend", 503: "Unhealthy"}
 
 
-EMBEDS = Ability("embed texts", lambda model: model.embeds)
-EMBEDS_SPARSE = Ability("embed texts as sparse vectors", lambda model: model.embeds_sparse)
+EMBEDS = Ability("embed texts", lambda model: model.has_task(EMBED))
+EMBEDS_SPARSE = Ability("embed texts as sparse vectors", lambda model: model.has_task(EMBED_SPARSE))
 CLASSIFIES = Ability("label texts", lambda model: model.has_task(CLASSIFY))
 RERANKS = Ability(
     "rerank texts, for which a head with one label is needed",
     lambda model: CLASSIFIES.fits(model) and len(model.info.config["id2label"]) == 1,
 )
-READS = Ability("embed or label texts", lambda model: model.has_prompts or CLASSIFIES.fits(model))
+READS = Ability("embed or label texts", lambda model: model.has_task(EMBED, EMBED_SPARSE, CLASSIFY))
 TOKENIZES = Ability("tokenize texts", lambda model: model.reads_texts)
 DECODES = Ability("decode token ids", lambda model: model.reads_texts)
 
@@ -111,15 +110,14 @@ async def embed(request: Request, body: EmbedRequest) -> Response:
     The response is a list of lists of numbers in the order of the inputs, also for one input. The
     export's sentence-transformers modules select pooling and linear maps. The field `normalize`
     decides about normalization."""
-    model, inputs, cut = await open_inputs(request, EMBEDS, body)
 
-    def answer() -> bytes:
-        vectors = embed_inputs(model, inputs, body.prompt_name, cut, body.dimensions)
+    def vectors(model: ServedModel, rows: Sequence[Row], prompt_length: int) -> list[Any]:
+        result = plain_vectors(model, rows, prompt_length, body.dimensions)
         if body.dimensions is not None:
-            check_dimensions(body.dimensions, vectors.shape[1])
-        return render_list((normalize(vectors) if body.normalize else vectors).tolist())
+            check_dimensions(body.dimensions, result.shape[1])
+        return (normalize(result) if body.normalize else result).tolist()
 
-    return json_response(await model.read(len(inputs), answer))
+    return await embed_with(request, EMBEDS, body, vectors)
 
 
 @router.post("/embed_sparse")
@@ -129,14 +127,11 @@ async def embed_sparse(request: Request, body: EmbedSparseRequest) -> Response:
     The response is a list in the order of the inputs, also for one input. Each entry is a list of
     `{"index": number, "value": number}` with the values that are not 0, where `index` is the id of
     a token. The model must be a masked language model with SpladePooling, or a BGE-M3."""
-    model, inputs, cut = await open_inputs(request, EMBEDS_SPARSE, body)
 
-    def answer() -> bytes:
-        rows, _ = encode_inputs(model, inputs, body.prompt_name, cut)
-        max_values = model.info.sentence_settings.max_active_dims
-        return render_list(sparse_vectors(model.runtime, rows, max_values))
+    def vectors(model: ServedModel, rows: Sequence[Row], _: int) -> Iterable[Any]:
+        return sparse_vectors(model.runtime, rows, model.info.sentence_settings.max_active_dims)
 
-    return json_response(await model.read(len(inputs), answer))
+    return await embed_with(request, EMBEDS_SPARSE, body, vectors)
 
 
 @router.post("/embed_all")
@@ -145,12 +140,26 @@ async def embed_all(request: Request, body: EmbedAllRequest) -> Response:
 
     The response is a list in the order of the inputs, also for one input. Each entry has a list of
     numbers for each token, with the special tokens and those of a prompt."""
-    model, inputs, cut = await open_inputs(request, EMBEDS, body)
+
+    def vectors(model: ServedModel, rows: Sequence[Row], _: int) -> Iterable[Any]:
+        return (states.tolist() for states in embedding.hidden_states(model.runtime, rows))
+
+    return await embed_with(request, EMBEDS, body, vectors)
+
+
+async def embed_with(
+    request: Request, ability: Ability, body: EmbedAllRequest, vectors: Callable[..., Iterable[Any]]
+) -> Response:
+    """Return the response with a list of numbers for each input of `body`: those that `vectors`
+    returns from the model, the tokens of the inputs, and the number of tokens of the prompt.
+
+    Raises errors as `choose_model` and `parse_texts` do.
+    """
+    model = await choose_model(request, ability, body.model)
+    inputs, cut = read_inputs(request, model, body.inputs), cut_for(request, model, body)
 
     def answer() -> bytes:
-        rows, _ = encode_inputs(model, inputs, body.prompt_name, cut)
-        states = embedding.hidden_states(model.runtime, rows)
-        return render_list(row_states.tolist() for row_states in states)
+        return render_list(vectors(model, *encode_inputs(model, inputs, body.prompt_name, cut)))
 
     return json_response(await model.read(len(inputs), answer))
 
@@ -164,11 +173,12 @@ async def similarity(request: Request, body: SimilarityRequest) -> Response:
     if not body.inputs.sentences:
         raise empty_error("inputs.sentences")
     inputs = read_inputs(request, model, [body.inputs.source_sentence, *body.inputs.sentences])
-    options = body.parameters or SimilarityParameters.model_validate({})
-    cut = cut_for(request, model, options)
+    prompt_name = None if body.parameters is None else body.parameters.prompt_name
+    cut = cut_for(request, model, body.parameters)
 
     def answer() -> list[float]:
-        vectors = normalize(embed_inputs(model, inputs, options.prompt_name, cut))
+        rows = encode_inputs(model, inputs, prompt_name, cut)
+        vectors = normalize(plain_vectors(model, *rows))
         return (vectors[1:] @ vectors[0]).tolist()
 
     return JSONResponse(await model.read(len(inputs), answer))
@@ -335,12 +345,12 @@ def cut_length(model: ServedModel, limit: int) -> int:
 
 
 def model_type(model: ServedModel) -> dict[str, Any]:
-    if model.embeds:
+    if EMBEDS.fits(model):
         modules = model.info.manifest.get("sentence_modules") or [{}]
         return {"embedding": {"pooling": "+".join(read_poolings(modules[0]))}}
-    if model.embeds_sparse:
+    if EMBEDS_SPARSE.fits(model):
         return {"embedding": {"pooling": "splade"}}
-    if not (CLASSIFIES.fits(model) or model.has_task(CLASSIFY_IMAGES)):
+    if not model.has_task(CLASSIFY, CLASSIFY_IMAGES):
         return {}
     config = model.info.config
     names = {"id2label": config["id2label"], "label2id": config.get("label2id") or {}}
@@ -359,17 +369,10 @@ def read_inputs(
     return parse_texts(name, value, server_settings(request).max_batch, vocab_size)
 
 
-async def open_inputs(
-    request: Request, ability: Ability, body: EmbedAllRequest
-) -> tuple[ServedModel, list[str | list[int]], Cut]:
-    """Return the model of `request` and what it embeds: the inputs of `body`, and how they are
-    cut. Raises errors as `choose_model` and `parse_texts` do."""
-    model = await choose_model(request, ability, body.model)
-    return model, read_inputs(request, model, body.inputs), cut_for(request, model, body)
-
-
-def cut_for(request: Request, model: ServedModel, body: Truncation) -> Cut:
-    return body.cut(longest(model), server_settings(request).auto_truncate)
+def cut_for(request: Request, model: ServedModel, body: Truncation | None = None) -> Cut:
+    """Return how texts that are too long are cut, by default as the server's settings say."""
+    options = body or Truncation.model_validate({})
+    return options.cut(longest(model), server_settings(request).auto_truncate)
 
 
 def limit_characters(texts: Sequence[Any], cut: Cut) -> list[Any]:
@@ -420,18 +423,13 @@ def rows_to_rank(model: ServedModel, pairs: Sequence[Pair], cut: Cut) -> Sequenc
     return reranking.pair_rows(model.runtime, limit_characters(pairs, cut), instruction, cut)
 
 
-def embed_inputs(
-    model: ServedModel,
-    inputs: Sequence[str | list[int]],
-    prompt_name: str | None,
-    cut: Cut,
-    width: int | None = None,
+def plain_vectors(
+    model: ServedModel, rows: Sequence[Row], prompt_length: int, width: int | None = None
 ) -> np.ndarray:
-    """Return one vector for each input (B, E), without the last normalization of the export.
+    """Return one vector for each of `rows` (B, E), without the last normalization of the export.
     `width` is the number of values of each vector, None for all."""
-    rows = encode_inputs(model, inputs, prompt_name, cut)
     modules = model.runtime.sentence_modules.without_normalization()
-    return embedding.vectors(model.runtime, *rows, width, modules)
+    return embedding.vectors(model.runtime, rows, prompt_length, width, modules)
 
 
 def check_dimensions(dimensions: int, width: int) -> None:
