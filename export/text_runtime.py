@@ -42,7 +42,7 @@ from .text.tasks import (
     tagging,
     translation,
 )
-from .text.tasks.alignment import Aligning, decode_texts, plain_text
+from .text.tasks.alignment import Aligning, decode_texts, plain_text, unknown_token
 from .text.token_heads import TokenHeads, read_token_heads
 from .text.tokenization_spaces import CleaningDetokenizer, clean_up
 from .text.tokenizer_settings import (
@@ -165,8 +165,7 @@ class TextRuntime:
                 another length, or too many tokens. With `return_alignments`,
                 `replace_unknowns` or `keep` also for an export without an alignment graph.
         """
-        aligning = Aligning(return_alignments, replace_unknowns)
-        aligning.check(self.info)
+        Aligning(return_alignments, replace_unknowns).check(self.info)
         if return_alignments:
             translation.check_unmarked(keep=keep)
         lines = translation.marked_lines(self, texts, keep)
@@ -174,8 +173,16 @@ class TextRuntime:
         sources = [line.text or line.raw for line in lines]
         rows, checked = self.checked_rows(sources, src_lang, tgt_lang, options, seeds)
         prefixes = self.prefixes(target_prefix, len(rows))
-        are_aligned = [aligning.is_needed or bool(line.marks) for line in lines]
-        results = self.generate_rows(rows, prefixes, checked, seeds=seeds, is_aligned=are_aligned)
+        are_aligned = [return_alignments or bool(line.marks) for line in lines]
+        results = self.generate_rows(
+            rows,
+            prefixes,
+            checked,
+            False,
+            seeds,
+            are_aligned,
+            unknown_token(self, replace_unknowns),
+        )
         translated = decode_texts(self, sources, rows, results, replace_unknowns)
         return translated if return_alignments else translation.join_lines(lines, translated)
 
@@ -198,7 +205,8 @@ class TextRuntime:
         Aligning(False, replace_unknowns).check(self.info)
         rows, checked = self.checked_rows(texts, src_lang, tgt_lang, options, seeds)
         prefixes = self.prefixes(target_prefix, len(rows))
-        results = self.generate_rows(rows, prefixes, checked, True, seeds, replace_unknowns)
+        unknown = unknown_token(self, replace_unknowns)
+        results = self.generate_rows(rows, prefixes, checked, True, seeds, unknown_token=unknown)
         scores = np.array([result.score for result in results], np.float32)
         return self.result_texts(texts, rows, results, replace_unknowns), scores
 
@@ -238,7 +246,8 @@ class TextRuntime:
         options: Sequence[Options],
         is_scored: bool = False,
         seeds: Sequence[int] | None = None,
-        is_aligned: bool | Sequence[bool] = False,
+        are_aligned: Sequence[bool] | None = None,
+        unknown_token: int | None = None,
     ) -> list[Generated]:
         """Return the B * N results for `rows` of token ids, with scores or alignments if these are
         asked for.
@@ -246,11 +255,12 @@ class TextRuntime:
         Their tokens follow the start token or the prompt, and have the prefix. `prefixes` are
         tokens that each result begins with, one list for each row. `options` are those of each
         row, which differ in their target language only. Rows with prefixes of the same length and
-        one target language run together. `seeds` are seeds of sampling, one for each row, and
-        `is_aligned` may be one value for each row.
+        one target language run together. `seeds` are seeds of sampling, one for each row.
+        `are_aligned` has a value for each row, by default False; results with the `unknown_token`
+        have an alignment too.
         """
         seeds = row_seeds(options[0].seed, len(rows)) if seeds is None else seeds
-        are_aligned = [is_aligned] * len(rows) if isinstance(is_aligned, bool) else is_aligned
+        aligned = are_aligned or [False] * len(rows)
         by_row: list[list[Generated]] = [[]] * len(rows)
         kinds = [
             (len(prefix), id(shared)) for prefix, shared in zip(prefixes, options, strict=True)
@@ -265,7 +275,7 @@ class TextRuntime:
             of_rows = None if seeds is None else [seeds[row] for row in indices]
             inputs = self.runtime.inputs(ids, mask, starts, shared, is_scored, of_rows)
             inputs = [
-                dataclasses.replace(checked, is_aligned=are_aligned[row])
+                dataclasses.replace(checked, is_aligned=aligned[row], unknown_token=unknown_token)
                 for row, checked in zip(indices, inputs, strict=True)
             ]
             sequences = self.runtime.sequences(inputs)

@@ -113,14 +113,24 @@ class Group:
         known: Sequence[float | None] = scores or [None] * len(tokens)
         results = [self.result(row, score) for row, score in zip(tokens, known, strict=True)]
         self.results[self.sample : self.sample + len(results)] = results
-        if not self.input.is_aligned:
+        if not self.lacks_alignments:
             self.request.finish_result()
+
+    @property
+    def is_aligned(self) -> bool:
+        """True if its finished sequences report alignments: always, or as one has the unknown
+        token."""
+        unknown = self.input.unknown_token
+        if self.input.is_aligned or unknown is None:
+            return self.input.is_aligned
+        rows = (sequence.tokens for sequence in self.sequences)
+        return any(unknown in row for row in (self.input.prompt, *rows))
 
     @property
     def lacks_alignments(self) -> bool:
         """True if its sequences are finished except for their alignments."""
         result = self.results[self.sample]
-        return self.input.is_aligned and result is not None and result.alignment is None
+        return result is not None and result.alignment is None and self.is_aligned
 
     @property
     def sequences(self) -> list[Generated]:

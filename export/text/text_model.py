@@ -90,6 +90,7 @@ class Translator(TextModel, Protocol):
         options: Sequence[Options],
         *,
         seeds: Sequence[int] | None = None,
-        is_aligned: bool | Sequence[bool] = False,
+        are_aligned: Sequence[bool] | None = None,
+        unknown_token: int | None = None,
     ) -> list[Generated]:
         """Return the result of each of `rows`."""

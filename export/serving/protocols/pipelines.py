@@ -16,7 +16,7 @@ from ...errors import RequestError, TooLong, UsageError, did_you_mean
 from ...heads import IMAGE, MAX_CHARACTERS, PIPELINES, TEXT
 from ...shared.options import without_none
 from ...text.checks import check_flags, check_texts
-from ...text.tasks.alignment import Aligning, Translation
+from ...text.tasks.alignment import Aligning, Translation, unknown_token
 from ...text.tasks.task import are_objects, pipeline_call, read_inputs
 from ...text.tasks.translation import TextOptions
 from ..models import Ability, ServedModel
@@ -311,7 +311,8 @@ async def continue_texts(
             rows, task_options.get("src_lang"), task_options.get("tgt_lang"), options
         )
         admitted = model.admission.admit_all(ids, checked)
-        return [dataclasses.replace(row, is_aligned=replaces) for row in admitted]
+        unknown = unknown_token(model.runtime, replaces)
+        return [dataclasses.replace(row, unknown_token=unknown) for row in admitted]
 
     inputs = await call_off_loop(size, admit_rows)
     answers = await model.scheduler.generate(inputs)

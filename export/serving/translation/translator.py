@@ -9,6 +9,7 @@ from typing import Any
 from ...engine.inputs import Admission, GenerationInput
 from ...errors import TooLong
 from ...inference.options import Options
+from ...text.tasks.alignment import unknown_token
 from ...text.tasks.translation import Plan, TextOptions, join_results, make_plan, tokenize
 from ..models import ServedModel
 
@@ -95,8 +96,11 @@ def plan_inputs(
     fitting = fit_slot(plan.options[0], model.admission)  # of all texts: they have one language
     rows = tokenize(model.runtime, plan)
     admit = model.admission.admit
+    unknown = unknown_token(model.runtime, plan.aligning.replace_unknowns)
     return plan, [
-        dataclasses.replace(admit(row, fitting, place=place), is_aligned=is_aligned)
+        dataclasses.replace(
+            admit(row, fitting, place=place), is_aligned=is_aligned, unknown_token=unknown
+        )
         for row, place, is_aligned in zip(rows, plan.places, plan.are_aligned, strict=True)
     ]
 

@@ -21,7 +21,15 @@ from ..markup_html import html_texts
 from ..markup_places import with_marks
 from ..placeholders import Keep, keep_pattern
 from ..text_model import Translator
-from .alignment import Aligning, Sentence, Translated, Translation, decode_sentences, plain_text
+from .alignment import (
+    Aligning,
+    Sentence,
+    Translated,
+    Translation,
+    decode_sentences,
+    plain_text,
+    unknown_token,
+)
 from .rows import check_row, require
 from .sentences import DEFAULT_LANGUAGE, WIDE_ENDS, has_letters, sentences_and_spaces
 
@@ -241,9 +249,9 @@ class Plan:
     @property
     def are_aligned(self) -> list[bool]:
         """True for each of `sentences` whose alignment is needed: a mark begins or ends in it, or
-        `aligning` needs those of all."""
+        those of all are returned."""
         return [
-            self.aligning.is_needed
+            self.aligning.return_alignments
             or (marked is not None and marked.divides(part.start, part.start + part.length))
             for segments in self.segments
             for parts, marked in segments
@@ -459,7 +467,12 @@ def translate_rows(
         seeds = [row_seed(seeds[text], number) for text, number in places]
     options = [plan.options[text] for text, _ in places]
     results = runtime.generate_rows(
-        rows, [[]] * len(rows), options, seeds=seeds, is_aligned=plan.are_aligned
+        rows,
+        [[]] * len(rows),
+        options,
+        seeds=seeds,
+        are_aligned=plan.are_aligned,
+        unknown_token=unknown_token(runtime, plan.aligning.replace_unknowns),
     )
     for sentence, result in zip(sentences, results, strict=True):
         if is_cut(result.tokens, plan.options[0]):
