@@ -12,10 +12,8 @@ from vanilla_transformer.checkpoint_files import GENERATION_CONFIG, for_every_ve
 from vanilla_transformer.files import CHAT_TEMPLATE
 from vanilla_transformer.linked_copies import errors_name
 
-from ..heads import EMBED, EMBED_MULTI_VECTOR, HEADS
 from ..inference.export_info import TOKENIZER_FILES
-from ..text.sentence_modules import read_modules
-from ..text.token_heads import read_token_heads
+from ..proof.outcome import head_vectors
 from .checkpoint import Checkpoint
 from .languages import read_languages
 from .plan import Graphs
@@ -65,13 +63,9 @@ def write_companions(checkpoint: Checkpoint, graphs: Graphs, directory: Path) ->
         graphs.dtypes,
     )
     facts: dict[str, Any] = {"sentence_modules": checkpoint.companions.facts()}
-    tasks, files = HEADS[checkpoint.architecture].tasks, WrittenFiles(directory)
-    hidden_size = checkpoint.config.hidden_size
+    heads = facts | {"architecture": checkpoint.architecture}
     with errors_name(checkpoint.source.directory, directory):
-        if EMBED in tasks:
-            read_modules(facts["sentence_modules"], files, hidden_size)
-        if EMBED_MULTI_VECTOR in tasks:
-            read_token_heads(files, hidden_size)
+        head_vectors(WrittenFiles(directory), heads, checkpoint.config.hidden_size)
     if checkpoint.generates:
         start = checkpoint.generation.get("decoder_start_token_id")
         languages = read_languages(directory, start)
