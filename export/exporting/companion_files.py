@@ -18,10 +18,9 @@ from .checkpoint import Checkpoint
 from .languages import read_languages
 from .plan import Graphs
 from .repository_files import (
+    adapt_tokenizer,
     base_name,
     client_config,
-    give_first_token,
-    give_token_types,
     write_card,
     write_genai_config,
     write_json,
@@ -97,12 +96,8 @@ def write_for_clients(checkpoint: Checkpoint, graphs: Graphs, directory: Path) -
     external = sorted(path.name.removesuffix("_data") for path in directory.glob("onnx/*_data"))
     loaded = graphs.dtypes if graphs.target.is_standard else ()
     write_json(directory / "config.json", client_config(config, graphs.files, loaded, external))
-    tokenizer_config = directory / "tokenizer_config.json"
     is_decoder = graphs.files.keys() == {"decoder"}
-    if config.get("type_vocab_size") and tokenizer_config.is_file():
-        give_token_types(tokenizer_config)
-    if is_decoder and (directory / "tokenizer.json").is_file() and tokenizer_config.is_file():
-        give_first_token(directory)
+    adapt_tokenizer(directory, bool(config.get("type_vocab_size")), is_decoder)
     if not graphs.target.is_standard or not is_decoder:
         return {}
     genai = write_genai_config(directory, config, checkpoint.generation, graphs.files["decoder"])

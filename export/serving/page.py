@@ -18,7 +18,8 @@ from ..errors import RequestError
 from ..heads import IMAGE, find_task
 from ..specs.alignment import ROLE as ALIGNMENT
 from ..text.tasks.alignment import Aligning
-from ..text.tasks.translation import Plan, TextOptions, join_parts, join_results
+from ..text.tasks.segments import TextOptions, join_parts
+from ..text.tasks.translation import Plan, join_results
 from .models import Ability, ServedModel
 from .protocols.protocol import Protocol, choose_model, name_in_path, served_models
 from .streams import EventStream, event

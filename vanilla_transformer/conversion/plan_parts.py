@@ -221,8 +221,8 @@ def check_token_types(source: Source, model_types: Iterable[str], inputs: Iterab
     """
     if "gpt2" in model_types and "token_type_ids" in inputs:
         raise ValueError(
-            f"{source} has a tokenizer that returns token_type_ids, for which GPT-2 adds embeddings "
-            "of the tokens 0 and 1: expected model_input_names without token_type_ids in "
+            f"{source} has a tokenizer that returns token_type_ids, for which GPT-2 adds the "
+            "embeddings of the tokens 0 and 1: expected model_input_names without it in "
             "tokenizer_config.json"
         )
 

@@ -12,7 +12,7 @@ from ...errors import RequestError, nearest
 from ...text.languages import Direction, language_name
 from ...text.tasks.alignment import Aligning
 from ...text.tasks.alignment import Translation as AlignedText
-from ...text.tasks.translation import HTML, TextOptions
+from ...text.tasks.segments import HTML, TextOptions
 from ..models import Ability, ServedModel
 from ..translation.translator import MAX_KEPT, call_off_loop, translate
 from .protocol import (

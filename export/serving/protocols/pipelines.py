@@ -17,8 +17,8 @@ from ...heads import IMAGE, MAX_CHARACTERS, PIPELINES, TEXT
 from ...shared.options import without_none
 from ...text.checks import check_flags, check_texts
 from ...text.tasks.alignment import Aligning, Translation, unknown_token
+from ...text.tasks.segments import TextOptions
 from ...text.tasks.task import are_objects, pipeline_call, read_inputs
-from ...text.tasks.translation import TextOptions
 from ..models import Ability, ServedModel
 from ..streams import to_json
 from ..translation.translator import MAX_KEPT, call_off_loop, check_characters, translate

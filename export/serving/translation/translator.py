@@ -10,7 +10,8 @@ from ...engine.inputs import Admission, GenerationInput
 from ...errors import TooLong
 from ...inference.options import Options
 from ...text.tasks.alignment import unknown_token
-from ...text.tasks.translation import Plan, TextOptions, join_results, make_plan, tokenize
+from ...text.tasks.segments import TextOptions
+from ...text.tasks.translation import Plan, join_results, make_plan, tokenize
 from ..models import ServedModel
 
 MAX_INLINE_CHARACTERS = 1000  # about 1 ms of tokenization; longer work leaves the event loop
