@@ -51,11 +51,10 @@ def check_unicode(text: str, name: str) -> None:
         raise ValueError(f"{name} is not valid Unicode: {error}") from None
 
 
-def check_texts(texts: object, kind: str = "text", expected: str = "strings") -> list[str]:
+def check_texts(texts: object) -> list[str]:
     """Return `texts` as a list. Raises ValueError unless they are a list of strings that are not
-    blank, and for an empty list. The message calls a text `kind`, and all of them `expected`."""
-    items = with_names(check_list(texts, expected), kind)
-    return [check_text(text, name) for text, name in items]
+    blank, and for an empty list."""
+    return [check_text(text, name) for text, name in with_names(check_list(texts, "strings"))]
 
 
 def check_strings(texts: object) -> list[str]:
@@ -78,9 +77,9 @@ def check_texts_or_pairs(texts: object) -> list[str | Pair]:
     ]
 
 
-def with_names(texts: Sequence[Any], kind: str = "text") -> list[tuple[Any, str]]:
+def with_names(texts: Sequence[Any]) -> list[tuple[Any, str]]:
     """Return (text, name) for each text, with a name for errors such as "text 0 of 3"."""
-    return [(text, f"{kind} {index} of {len(texts)}") for index, text in enumerate(texts)]
+    return [(text, f"text {index} of {len(texts)}") for index, text in enumerate(texts)]
 
 
 def parse_pair(value: object, name: str) -> Pair:

@@ -9,7 +9,7 @@ from tokenizers import Encoding
 
 from ...errors import UsageError
 from ...heads import ANSWER, QUESTION
-from ..checks import check_count, check_flags, check_texts
+from ..checks import check_count, check_flags, check_list, check_text
 from ..scores import softmax
 from ..text_model import TextModel
 from .rows import MAX_WINDOWS, Cut, check_windows, encode_texts, require, run_windows
@@ -112,10 +112,15 @@ def window_sizes(
 
 
 def check_examples(questions: object, contexts: object) -> list[tuple[str, str]]:
-    columns = [
-        check_texts(texts, kind, f"strings, the {kind}s")
-        for kind, texts in (("question", questions), ("context", contexts))
-    ]
+    columns = []
+    for name, values in (("question", questions), ("context", contexts)):
+        texts = check_list(values, f"strings, the {name}s")
+        columns.append(
+            [
+                check_text(text, f"{name} {index} of {len(texts)}")
+                for index, text in enumerate(texts)
+            ]
+        )
     if len(columns[0]) != len(columns[1]):
         raise ValueError(
             f"{len(columns[0])} questions and {len(columns[1])} contexts, expected one context "
