@@ -94,7 +94,8 @@ def adapt_tokenizer(directory: Path, has_types: bool, is_decoder: bool) -> None:
     path = directory / TOKENIZER_CONFIG
     if not path.is_file():
         return
-    config, changes = read_object(path), {}
+    config = read_object(path)
+    changes: dict[str, Any] = {}
     if has_types and config.get("tokenizer_class", UNTYPED_TOKENIZERS[0]) in UNTYPED_TOKENIZERS:
         changes["tokenizer_class"] = TYPED_TOKENIZER
     template = single_template(read_object(directory / TOKENIZERS[0]))

@@ -108,7 +108,7 @@ class Subject:
     @property
     def checks(self) -> dict[str, Callable[[], Report | Comparison]]:
         """The checks of what the graphs compute, by name."""
-        checks = {"outputs": self.check_outputs}
+        checks: dict[str, Callable[[], Report | Comparison]] = {"outputs": self.check_outputs}
         if self.is_recorded:
             checks["recorded outputs"] = self.check_recorded
         if self.model.info.generates:

@@ -360,7 +360,7 @@ def test_unread_by_genai_returns_reason_for_unsupported_tokenizers():
 def test_card_names_base_model_and_keeps_license(unchecked, tmp_path):
     translator(tmp_path / "my-model")
     terms = (
-        "license: other\nlicense_name: of-multi30k\nlanguage: [en, de]\npipeline_tag: "
+        "license: other\nlicense_name: of-multi30k\nlanguage: [en, no]\npipeline_tag: "
         "translation\nmodel-index: []\n"
     )
     (tmp_path / "my-model/README.md").write_text(f"---\n{terms}---\n# Mine\n")
@@ -368,7 +368,7 @@ def test_card_names_base_model_and_keeps_license(unchecked, tmp_path):
     card = ModelCard.load(tmp_path / "out/README.md")
     assert card.data.to_dict() == {
         "base_model": "my-model",
-        "language": ["en", "de"],
+        "language": ["en", "no"],  # Norwegian, which is no boolean
         "library_name": "transformers.js",
         "license": "other",
         "license_name": "of-multi30k",

@@ -126,13 +126,13 @@ def make_cut(runtime: TextModel, strategy: str, stride: int | None) -> Cut | Non
 
 
 class Token(NamedTuple):
-    """A token of a text: its `word`, span, place in the row and `scores` (labels,). It
+    """A token of a text: its `word`, span, `place` in the row and `scores` (labels,). It
     `continues_word` if it is not the first token of a word."""
 
     word: str
     start: int
     end: int
-    index: int
+    place: int
     scores: np.ndarray
     continues_word: bool
 
@@ -143,7 +143,7 @@ def text_tokens(runtime: TextModel, text: str, row: Encoding, scores: np.ndarray
     unknown = runtime.tokenizer_settings.special_tokens["unk_token"]
     tokens = []
     facts = zip(row.ids, row.offsets, row.special_tokens_mask, scores, strict=True)
-    for index, (token_id, (start, end), is_special, token_scores) in enumerate(facts):
+    for place, (token_id, (start, end), is_special, token_scores) in enumerate(facts):
         word = runtime.tokenizer.id_to_token(token_id) or ""
         # Without marks for subwords, a token without a space before it is one, as in the pipeline.
         continues_word = (
@@ -154,7 +154,7 @@ def text_tokens(runtime: TextModel, text: str, row: Encoding, scores: np.ndarray
         if token_id == unknown:
             word, continues_word = text[start:end], False
         if not is_special:
-            tokens.append(Token(word, start, end, index, token_scores, continues_word))
+            tokens.append(Token(word, start, end, place, token_scores, continues_word))
     return tokens
 
 
@@ -169,7 +169,7 @@ def aggregate(
         scores = merge(np.stack([token.scores for token in word])) if merge else word[0].scores
         best = int(scores.argmax())
         fields = {"entity": labels[best], "score": float(scores[best])}
-        fields |= {"index": word[0].index} if strategy == "none" else {}
+        fields |= {"index": word[0].place} if strategy == "none" else {}
         text = join(runtime, [token.word for token in word]) if merge else word[0].word
         labeled.append({**fields, "word": text, "start": word[0].start, "end": word[-1].end})
     return labeled if strategy == "none" else group_entities(runtime, labeled)
