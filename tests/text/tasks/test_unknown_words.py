@@ -99,7 +99,7 @@ def test_unknown_words_become_those_with_the_largest_weight(runtime, options):
 
 @pytest.mark.parametrize("options", [dict(), dict(num_beams=3), dict(do_sample=True, seed=3)])
 def test_only_sequences_with_the_unknown_token_are_aligned(runtime, options):
-    """Of a prompt too, which is part of the translation."""
+    """The prompt counts too: it is part of the translation."""
     texts = [f"{one} w{number}" for number, one in enumerate(TEXTS * 8, start=10)]
     count = 2 if options else 1
     settings = dict(max_new_tokens=3, num_return_sequences=count) | options
