@@ -35,13 +35,11 @@ def scores(card: Path, data: Path) -> dict[str, tuple[float, tuple[float, float]
     """
     recipe = read_recipe(card, data)
     with tempfile.TemporaryDirectory() as state:
-        tokenizer, model, rows = prepare(recipe)
-        trainer = make_trainer(
-            recipe, training_arguments(recipe, Path(state)), tokenizer, model, rows
-        )
+        tokenizer, _, rows = prepared = prepare(recipe)
+        trainer = make_trainer(recipe, training_arguments(recipe, Path(state)), prepared)
         results = {}
         for split in (split for split in SPLITS[1:] if split in rows):
-            trainer.compute_metrics = build_metrics(recipe, tokenizer, model, rows[split])
+            trainer.compute_metrics = build_metrics(recipe, prepared, split)
             outputs = trainer.predict(rows[split], metric_key_prefix=split, **recipe.generation)
             for name, interval in intervals(
                 recipe, tokenizer, outputs.predictions, outputs.label_ids

@@ -43,7 +43,8 @@ def engine(
         threads: CPU threads of each.
         inputs: the inputs that the slots of all workers hold, each with its beams.
     """
-    from vanilla_transformer_export.engine.inputs import Admission, check_options
+    from vanilla_transformer_export.engine.inputs import check_options
+    from vanilla_transformer_export.engine.limits import Admission
     from vanilla_transformer_export.engine.loop import Client, Engine
     from vanilla_transformer_export.engine.model import open_export
 
@@ -190,8 +191,7 @@ def loaded_memory(export: Path) -> dict:
     """
     from serving_servers import memory_bytes
 
-    from vanilla_transformer_export.engine.inputs import Admission
-    from vanilla_transformer_export.engine.limits import arrange_workers, slot_bytes
+    from vanilla_transformer_export.engine.limits import Admission, arrange_workers, slot_bytes
     from vanilla_transformer_export.engine.loop import Engine
     from vanilla_transformer_export.engine.model import open_export
     from vanilla_transformer_export.inference.devices import available_cpus

@@ -79,9 +79,8 @@ def measured(trainer, pad_token_id) -> float:
 
 
 def ours(recipe, prepared, folder):
-    tokenizer, model, rows = prepared
     return quiet_trainer(
-        recipe, folder, tokenizer, model, rows, max_steps=count_updates(recipe), disable_tqdm=True
+        recipe, folder, prepared, max_steps=count_updates(recipe), disable_tqdm=True
     )
 
 

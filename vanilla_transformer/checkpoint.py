@@ -207,12 +207,15 @@ def check_tokenizer(directory: Path) -> None:
     if (directory / "tokenizer.json").is_file() or not has_tokenizer(directory):
         return
     tokenizer_class = find_tokenizer_class(directory)
-    names = {*getattr(tokenizer_class, "vocab_files_names", {}).values()} - {
-        "tokenizer.json",
-        "tokenizer_config.json",
-    }
-    if names:
-        check_vocabulary(directory, tokenizer_class.__name__, sorted(names))
+    if names := vocabulary_files(tokenizer_class):
+        check_vocabulary(directory, tokenizer_class.__name__, names)
+
+
+def vocabulary_files(tokenizer_class: type | None) -> list[str]:
+    """Return the names of the vocabulary files of a tokenizer class, such as vocab.txt.
+    tokenizer.json does not count: all classes may have it."""
+    names = {*getattr(tokenizer_class, "vocab_files_names", {}).values()}
+    return sorted(names - {"tokenizer.json", "tokenizer_config.json"})
 
 
 def check_vocabulary(directory: Path, tokenizer: str, names: list[str]) -> None:

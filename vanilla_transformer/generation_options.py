@@ -29,28 +29,11 @@ from .options import (
     as_list,
     check_option,
     fields_by_name,
+    option,
     to_python,
 )
-from .options import option as declare
 
 SAMPLING, BEAMS = "with do_sample", "beam search"  # modes that some options need to have an effect
-
-
-def option(
-    kind: Kind, default: Any, help: str, mode: str | None = None, in_vocabulary: bool = False
-) -> Any:
-    """Return a field of `Options`.
-
-    Args:
-        kind: the expected values.
-        default: the default value.
-        help: help text of the command line and the documentation.
-        mode: `SAMPLING` or `BEAMS` if the option has an effect only there.
-        in_vocabulary: True if tokens outside the vocabulary are an error. Other options ignore
-            such tokens, as in transformers.
-    """
-    help = f"{mode}: {help}" if mode else help
-    return declare(kind, default, help, mode=mode, in_vocabulary=in_vocabulary)
 
 
 @dataclass(frozen=True)
@@ -310,7 +293,8 @@ class Options:
 FIELDS = fields_by_name(Options)
 DEFAULTS = {name: field.default for name, field in FIELDS.items()}
 KINDS: dict[str, Kind] = {name: field.metadata["kind"] for name, field in FIELDS.items()}
-IN_VOCABULARY = [name for name, field in FIELDS.items() if field.metadata["in_vocabulary"]]
+# where tokens outside the vocabulary are an error; others ignore such tokens, as in transformers
+IN_VOCABULARY = [name for name, field in FIELDS.items() if "in_vocabulary" in field.metadata]
 SPECIAL_TOKENS = ("eos_token_id", "pad_token_id", "decoder_start_token_id")
 # fields of generation_config.json that our runtime does not apply, which have an effect only with
 # do_sample, with the values that have none

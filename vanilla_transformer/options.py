@@ -89,17 +89,26 @@ WORDS = Kind(
 )
 
 
-def option(kind: Kind, default: Any, help: str | Callable[[], str], **facts: Any) -> Any:
+def option(
+    kind: Kind,
+    default: Any,
+    help: str | Callable[[], str],
+    mode: str | None = None,
+    **facts: Any,
+) -> Any:
     """Return a field of a dataclass of options.
 
     Args:
         kind: its values.
         default: its default, which need not be of the kind.
         help: its help text, or a function that returns it.
+        mode: the only mode in which it has an effect, which its help then begins with.
         facts: what else the dataclass needs to know; `flag` is the name of the flag, by default
             `--` and the name of the field, and None for an option without a flag.
     """
-    return dataclasses.field(default=default, metadata={"kind": kind, "help": help, **facts})
+    help = f"{mode}: {help}" if mode else help
+    metadata = {"kind": kind, "help": help, "mode": mode, **facts}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def fields_by_name(options: type) -> dict[str, dataclasses.Field]:

@@ -10,6 +10,9 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pipelines.base import ChunkPipeline
 
+from .answer_spans import find_answers, read_window
+from .options import without_none
+
 
 class QuestionAnsweringPipeline(ChunkPipeline):
     """A pipeline that answers a question from a context.
@@ -102,10 +105,6 @@ class QuestionAnsweringPipeline(ChunkPipeline):
             "handle_impossible_answer": handle_impossible_answer,
             "align_to_words": align_to_words,
         }
-
-        def without_none(parameters):
-            return {name: value for name, value in parameters.items() if value is not None}
-
         return without_none(preprocess), {}, without_none(postprocess)
 
     def __call__(
@@ -216,78 +215,26 @@ class QuestionAnsweringPipeline(ChunkPipeline):
         handle_impossible_answer: bool = False,
         align_to_words: bool = True,
     ) -> dict[str, Any] | list[dict[str, Any]]:
-        answers = {}
-        null_scores = []
-        for window in windows:
-            encoding = window["encoding"]
-            context = window["context"]
-            sequence = 1 if self.tokenizer.padding_side == "right" else 0
-            tokens = [
-                index
-                for index, sequence_id in enumerate(encoding.sequence_ids)
-                if sequence_id == sequence
-            ]
-            start, end, null_score = self._probabilities(window, tokens)
-            null_scores.append(null_score)
-            firsts, lasts = (
-                torch.ones(len(tokens), len(tokens))
-                .triu()
-                .tril(max_answer_len - 1)
-                .nonzero(as_tuple=True)
-            )
-            scores = start[firsts] * end[lasts]
-            # Several spans may become one when they are extended to whole words, so more are looked
-            # at.
-            count = 2 * top_k + 10 if align_to_words else top_k
-            for best in scores.argsort(descending=True, stable=True)[:count].tolist():
-                first, last = tokens[firsts[best]], tokens[lasts[best]]
-                start_char, end_char = _characters(
-                    encoding, first, last, sequence if align_to_words else None
-                )
-                text = context[start_char:end_char]
-                answer = {"score": 0.0, "start": start_char, "end": end_char, "answer": text}
-                answers.setdefault(text.lower(), answer)["score"] += scores[best].item()
-        answers = list(answers.values())
-        if handle_impossible_answer:
-            answers.append({"score": min(null_scores), "start": 0, "end": 0, "answer": ""})
-        answers = sorted(answers, key=lambda answer: answer["score"], reverse=True)[:top_k]
+        windows = list(windows)
+        answers = find_answers(
+            [self._read(window) for window in windows],
+            windows[0]["context"],
+            top_k,
+            max_answer_len,
+            handle_impossible_answer,
+            align_to_words,
+        )
         return answers[0] if len(answers) == 1 else answers
 
-    def _probabilities(self, window, tokens):
-        """Return (start, end, none) of a window: probabilities as tensors, and a number.
-
-        `start` and `end` have the probability of each of the context's `tokens`, which are indices,
-        to start or end the answer. `none` is the probability that the CLS token does both, which
-        means no answer.
-        """
-        ids = window["encoding"].ids
-        cls_id = self.tokenizer.cls_token_id
-        cls = [ids.index(cls_id)] if cls_id in ids and ids.index(cls_id) not in tokens else []
-        probabilities = []
-        for name in ("start_logits", "end_logits"):
-            logits = window[name][0].float()
-            # A batch pads its windows to the same length, which their encodings know nothing of.
-            logits = (
-                logits[-len(ids) :] if self.tokenizer.padding_side == "left" else logits[: len(ids)]
-            )
-            probabilities.append(logits[tokens + cls].softmax(-1))
-        start, end = probabilities
-        null_score = (start[-1] * end[-1]).item() if cls else 0.0
-        return start[: len(tokens)], end[: len(tokens)], null_score
-
-
-def _characters(encoding, first, last, sequence):
-    """Return (start, end) of tokens `first` to `last` as characters of their text, end exclusive.
-
-    The range is extended to whole words of `sequence`, 0 or 1, unless that is None.
-    """
-    if sequence is not None:
-        words = encoding.token_to_word(first), encoding.token_to_word(last)
-        if None not in words:  # some tokenizers have no words
-            return encoding.word_to_chars(words[0], sequence)[0], encoding.word_to_chars(
-                words[1], sequence
-            )[1]
-    return encoding.offsets[first][0], encoding.offsets[last][1]
+    def _read(self, window):
+        """Return the `Window` of a result of `_forward`."""
+        count, pads_left = len(window["encoding"].ids), self.tokenizer.padding_side == "left"
+        # A batch pads its windows to the same length, which their encodings know nothing of.
+        kept = slice(-count, None) if pads_left else slice(count)
+        logits = [window[name][0].float().numpy()[kept] for name in ("start_logits", "end_logits")]
+        return read_window(
+            window["encoding"], logits, 0 if pads_left else 1, self.tokenizer.cls_token_id
+        )
 
 
 def _examples(args, question, context, data):

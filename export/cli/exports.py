@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,7 @@ from .verbs import (
     verb,
 )
 
+QUERY = {"query": "dogs", "texts": ["A dog runs.", "Two men play chess."]}  # an example
 METRIC_SETTINGS = ("source", "references", "text", "labels", "bleu_tokenize")
 
 
@@ -82,7 +84,8 @@ def export(args: argparse.Namespace) -> None:
 def describe_export(output: Path, manifest: dict) -> Iterator[str]:
     """Yield lines for people: the size of the graphs, the largest error of each dtype, and the next
     command."""
-    from ..heads import HEADS
+    from ..heads import HEADS, RERANK
+    from ..inference.export_info import read_export_info
 
     sizes = [facts["bytes"] for name, facts in manifest["files"].items() if "onnx/" in name]
     yield f"{output} has {sum(sizes) / 1e6:,.1f} MB of graphs and weights"
@@ -90,8 +93,12 @@ def describe_export(output: Path, manifest: dict) -> Iterator[str]:
         if "max_error" in (facts["parity"] or {}) and "tolerance" in facts:
             error, tolerance = facts["parity"]["max_error"], facts["tolerance"]["max_error"]
             yield f"{dtype}: largest error against torch {error:.1e}, tolerance {tolerance:g}"
-    for task in HEADS[manifest["architecture"]].tasks[:1]:
-        yield f"next: vanilla-transformer predict {output} {example_input(task.forms[0])}"
+    tasks = HEADS[manifest["architecture"]].tasks
+    predict = f"next: vanilla-transformer predict {shlex.quote(str(output))}"
+    if RERANK in tasks and len(read_export_info(output).config["id2label"]) == 1:
+        yield f"{predict} '{json.dumps(QUERY)}' --task rerank"
+    elif tasks:
+        yield f"{predict} {example_input(tasks[0].forms[0])}"
 
 
 def example_input(form: tuple[str, ...]) -> str:

@@ -61,6 +61,7 @@ class GenerationBatch:
         self.count = 0  # of rows of the last step, and added since then
         self.cohorts: list[Cohort] = []
         self.is_settled = True  # the rows are those that the next tokens continue
+        self.has_gaps = False  # groups have left whose rows are still there
         self.prefilling: deque[Group] = deque()  # the first is being read
         self.logits: np.ndarray | None = None  # after prompts, which no step has used yet
         self.search: DeviceSearch | None = None  # of the only cohort
@@ -96,26 +97,25 @@ class GenerationBatch:
         """The number of rows that can join. It is negative while spare rows run."""
         if self.joining is None:
             return 0 if self.running else self.capacity
-        reserved = sum(cohort.num_reserved for cohort in self.cohorts)
-        return self.capacity - reserved - sum(group.num_rows for group in self.prefilling)
+        reserved = sum([cohort.num_reserved for cohort in self.cohorts])
+        return self.capacity - reserved - sum([group.num_rows for group in self.prefilling])
 
     def fits(self, group: Group, beside: Sequence[Group]) -> bool:
-        """Return True if `group` can join together with the groups `beside` it.
+        """Return True if `group`, for which rows are free, can join together with the groups
+        `beside` it.
 
-        Of rows that start together, none may run. Their groups must have similar lengths, the same
-        number of rows each and the same `search_key`. Decoder prompts of a seq2seq model, and
-        prompts that the steps read, must be equally long.
+        Their sources must be short enough to be encoded together. Of rows that start together, none
+        may run. Their groups must have similar lengths, the same number of rows each and the same
+        `search_key`. Decoder prompts of a seq2seq model, and prompts that the steps read, must be
+        equally long.
         """
         if self.mixes_lengths:
             return not self.running
         groups = [*beside, group]
         if self.joining is not None:
-            num_rows = sum(other.num_rows for other in groups)
-            sources = [len(other.input.source or ()) for other in groups]
-            is_free = num_rows <= self.num_free_rows + self.num_spare_rows
-            fits_encoder = max(sources) * len(sources) <= self.pace.max_source_tokens
-            return is_free and (not beside or fits_encoder)
-        if self.running or sum(other.num_rows for other in groups) > self.capacity:
+            longest = max([len(other.input.source or ()) for other in groups])
+            return not beside or longest * len(groups) <= self.pace.max_source_tokens
+        if self.running:
             return False
         first = groups[0]
         if group.num_rows != first.num_rows or self.search_key(group) != self.search_key(first):
@@ -141,16 +141,26 @@ class GenerationBatch:
             if groups:
                 self.start(groups)
             return
-        if groups or self.prefilling:
-            self.settle()
         is_long = [len(g.first_tokens) > 1 and not self.joining.encodes for g in groups]
         self.prefilling.extend(itertools.compress(groups, is_long))
         at_once = [group for group, waits in zip(groups, is_long) if not waits]
         if at_once:
             sources = [group.input.source or () for group in at_once]
-            self.joining.add(sources if self.joining.encodes else None, len(at_once))
-            self.add(at_once)
-        self.read_prompts(self.joining)
+            rows = self.new_rows(len(at_once))
+            self.joining.add(sources if self.joining.encodes else None, rows)
+            self.add(at_once, rows)
+        if self.prefilling:
+            self.settle()  # prompts are read in the last slot
+            self.read_prompts(self.joining)
+
+    def new_rows(self, count: int) -> np.ndarray:
+        """Return the numbers of `count` new rows: those that nothing continues, and the next
+        ones."""
+        is_free = np.ones(self.count, bool)
+        for cohort in self.cohorts:
+            is_free[cohort.continued] = False
+        free = np.flatnonzero(is_free)[:count]
+        return np.concatenate([free, np.arange(self.count, self.count + count - len(free))])
 
     def read_prompts(self, rows: JoiningRows) -> None:
         """Read waiting prompts without their last tokens, part by part, until `pace.chunk` tokens
@@ -165,32 +175,43 @@ class GenerationBatch:
             budget -= len(tokens)
             if group.num_read == end:
                 rows.add_read()
-                self.add([self.prefilling.popleft()])
+                self.add([self.prefilling.popleft()], self.new_rows(1))
 
-    def add(self, groups: list[Group]) -> None:
-        """Start the search of `groups`, which the last rows hold. The steps feed what is not read
-        of their prompts."""
-        rows = {id(group): self.count + place for place, group in enumerate(groups)}
-        self.count += len(groups)
-        for members in alike(groups):
-            cohort = Cohort(members, np.array([rows[id(group)] for group in members]))
-            self.cohorts.append(cohort)
-            self.is_settled = False
+    def add(self, groups: list[Group], rows: np.ndarray) -> None:
+        """Start the search of `groups`, which `rows` hold. The steps feed what is not read of their
+        prompts."""
+        self.count = max(self.count, int(rows[-1]) + 1)
+        self.is_settled = False
+        for places in alike(groups):
+            cohort = Cohort([groups[place] for place in places], rows[places])
             if self.joining is not None:
                 cohort.read_on()
+            self.insert(cohort)
+
+    def insert(self, cohort: Cohort) -> None:
+        """Add `cohort`, to another one if one search can advance the groups of both. They take the
+        places of those that have left."""
+        same = next((other for other in self.cohorts if other.joins(cohort)), None)
+        if same is None:
+            self.cohorts.append(cohort)
+        else:
+            is_left = np.concatenate([same.is_finished, cohort.is_finished])
+            fills_gaps = self.has_gaps and self.joining is not None
+            same.add(cohort, without_gaps(is_left) if fills_gaps else np.arange(len(is_left)))
+            self.is_settled = False
 
     def start(self, groups: list[Group]) -> None:
         """Start `groups` together and read their prompts. Their search runs on the device if the
         target can do that."""
         for group in groups:
             group.num_read = len(group.first_tokens)
-        groups = [group for members in alike(groups) for group in members]
+        groups = [groups[place] for places in alike(groups) for place in places]
         request = batch_request(groups)
         if self.factory.start_search is not None and groups[0].is_plain:
             self.search = self.factory.start_search(request)
         if self.search is None:
             self.logits = self.prefill(request)
-        self.add(groups)
+        self.add(groups, np.arange(len(groups)))
         self.settle()
 
     def prefill(self, request: GenerationRequest) -> np.ndarray:
@@ -207,40 +228,36 @@ class GenerationBatch:
             raise
 
     def remove(self, groups: Sequence[Group]) -> None:
-        """Remove `groups`, and those that are finished. Their rows are free at once, or of rows
-        that start together once enough inputs are finished."""
+        """Remove `groups`, and those that are finished. Groups that join take their rows."""
         gone = set(map(id, groups))
         self.prefilling = deque(group for group in self.prefilling if id(group) not in gone)
         for cohort in self.cohorts:
             cohort.leave(gone)
         if self.running or self.prefilling:
-            self.drop_rows()
+            self.has_gaps, self.is_settled = True, False
         else:
             self.close()
 
     def drop_rows(self) -> None:
         """Go on without the rows of groups that have left, if that is worth it."""
-        if self.logits is not None:  # they are those of all rows
-            return
+        self.has_gaps = False
         if self.joining is None and not (self.rows is not None and self.rows.shrinks):
             return
-        running = [cohort for cohort in self.cohorts if cohort.running]
-        self.is_settled &= len(running) == len(self.cohorts)
-        self.cohorts = running
-        for cohort in running:
+        self.cohorts = [cohort for cohort in self.cohorts if cohort.running]
+        for cohort in self.cohorts:
             samples = 1 if self.joining else cohort.samples
             is_left = np.asarray(cohort.is_finished.reshape(-1, samples).all(axis=1))
-            num_left = np.count_nonzero(is_left) * cohort.num_reserved // len(is_left)
-            is_worth_it = is_left.mean() >= MIN_SHARE and num_left >= MIN_ROWS
-            if is_left.any() and (self.joining or is_worth_it):
+            num_left = np.count_nonzero(is_left)
+            has_many = num_left * samples * cohort.width >= MIN_ROWS
+            is_worth_it = has_many and num_left >= MIN_SHARE * len(is_left)
+            if is_worth_it or (self.joining and num_left):
                 kept = without_gaps(is_left)[:, None] * samples + np.arange(samples)
                 cohort.keep(kept.ravel())
-                self.is_settled = False
 
     def close(self) -> None:
         """Let all groups leave. Rows that started together are released."""
         self.cohorts, self.logits, self.count = [], None, 0
-        self.is_settled = True
+        self.is_settled, self.has_gaps = True, False
         for started in (self.search, self.rows):
             if started is not None:
                 started.close()
@@ -284,6 +301,8 @@ class GenerationBatch:
 
     def settle(self) -> None:
         """Let the rows of the batch be those that the next tokens continue."""
+        if self.has_gaps and self.logits is None:  # which are those of all rows
+            self.drop_rows()
         of_cohorts = [cohort.all_parents for cohort in self.cohorts]
         parents = np.concatenate([np.arange(0), *of_cohorts])
         if len(parents) != self.count or (parents != np.arange(self.count)).any():
@@ -298,15 +317,9 @@ class GenerationBatch:
 
     def join_cohorts(self) -> None:
         """Let one search advance the groups of all cohorts that it can."""
-        joined: list[Cohort] = []
-        for cohort in self.cohorts:
-            same = next((other for other in joined if other.joins(cohort)), None)
-            if same is None:
-                joined.append(cohort)
-            else:
-                same.add(cohort)
-                self.is_settled = False
-        self.cohorts = joined
+        cohorts, self.cohorts = self.cohorts, []
+        for cohort in cohorts:
+            self.insert(cohort)
 
     def run_search(self, search: DeviceSearch) -> int:
         """Run one step if a group streams its tokens, else several, and return the number of new
@@ -328,8 +341,12 @@ class GenerationBatch:
     def align_ended(self, rows: Rows) -> None:
         """Finish the groups that have ended and report alignments, while `rows` have their
         sources."""
-        if ended := [pair for cohort in self.cohorts for pair in cohort.unaligned]:
-            align(self.model, rows, *zip(*ended))
+        ended = [pair for cohort in self.cohorts for pair in cohort.unaligned]
+        if not ended:
+            return
+        for cohort in self.cohorts:
+            cohort.unaligned = []
+        align(self.model, rows, *zip(*ended))
 
 
 def without_gaps(is_left: np.ndarray) -> np.ndarray:

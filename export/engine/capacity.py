@@ -9,8 +9,8 @@ from ..inference.export_info import ExportInfo
 from ..inference.options import Options
 from ..inference.rows import JoiningRowsFactory, SlotSize, memory, position_bytes
 from .batch import GenerationBatch
-from .inputs import Admission, GenerationInput
-from .limits import MAX_SLOT_BYTES, Pace, slot_bytes, spare_rows
+from .inputs import GenerationInput
+from .limits import MAX_SLOT_BYTES, Admission, Pace, slot_bytes, spare_rows
 from .model import OnnxModel, main_roles, worker_roles
 from .queue import Batch
 

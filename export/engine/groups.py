@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -43,14 +43,10 @@ class Group:
         # of all samples of the input, to which this group writes its own
         self.results: list[Generated | None] = [None] * self.options.num_return_sequences
         self.has_started = False
+        self.num_rows = generation_input.num_rows  # of the whole input after its prompt
         self.num_read = 0  # tokens of the prompt that were read before the first step
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.logprobs: list[TokenLogprobs] = []
-
-    @property
-    def num_rows(self) -> int:
-        """The number of rows that the whole input takes after its prompt: its beams or samples."""
-        return self.input.num_rows
 
     @property
     def first_tokens(self) -> Sequence[int]:
@@ -79,6 +75,12 @@ class Group:
         is_scored = self.input.is_scored and self.options.num_beams == 1
         is_reported = self.input.scores_prompt or self.input.top_logprobs is not None
         return not (is_scored or is_reported or self.options.do_sample or self.processors)
+
+    @cached_property
+    def is_observed(self) -> bool:
+        """True if it reports each token, or log probabilities."""
+        is_scored = self.input.scores_prompt or self.input.top_logprobs is not None
+        return self.request.streams or is_scored
 
     @cached_property
     def kind(self) -> tuple:
@@ -113,7 +115,7 @@ class Group:
         known: Sequence[float | None] = scores or [None] * len(tokens)
         results = [self.result(row, score) for row, score in zip(tokens, known, strict=True)]
         self.results[self.sample : self.sample + len(results)] = results
-        if not self.lacks_alignments:
+        if not self.is_aligned:
             self.request.finish_result()
 
     @property
@@ -125,12 +127,6 @@ class Group:
             return self.input.is_aligned
         rows = (sequence.tokens for sequence in self.sequences)
         return any(unknown in row for row in (self.input.prompt, *rows))
-
-    @property
-    def lacks_alignments(self) -> bool:
-        """True if its sequences are finished except for their alignments."""
-        result = self.results[self.sample]
-        return result is not None and result.alignment is None and self.is_aligned
 
     @property
     def sequences(self) -> list[Generated]:
@@ -217,14 +213,17 @@ class Cohort:
         fed = [group.input.prompt[group.num_read :] for group in groups]
         self.prompts = deque(np.array(fed, np.int64).reshape(len(groups), -1).T)
         self.tokens = rows[:0]  # that the next step feeds
+        # finished groups that lack only their alignments, each with a row of its source
+        self.unaligned: list[tuple[Group, int]] = []
         self.note_groups()
 
     def leave(self, gone: set[int]) -> None:
         """Let the groups leave that are finished, or whose `id` is in `gone`. Their rows stay until
         `keep`."""
-        is_gone = np.array([id(group) in gone for group in self.groups])
-        self.search.end(is_gone.repeat(len(self.search.is_finished) // len(is_gone)))
-        self.search.ended = []
+        if gone:
+            is_gone = np.array([id(group) in gone for group in self.groups])
+            self.search.end(is_gone.repeat(len(self.search.is_finished) // len(is_gone)))
+            self.search.ended = []
         self.note_groups()
 
     @property
@@ -235,14 +234,12 @@ class Cohort:
     def note_groups(self) -> None:
         """Note which groups run, and the places of those of them that report each token, or log
         probabilities."""
-        places = np.flatnonzero(~self.is_finished).tolist()
-        self.running = [self.groups[place] for place in places]
+        is_finished = self.is_finished.tolist()
+        self.running = [group for group, ended in zip(self.groups, is_finished) if not ended]
         self.observed = [
             place
-            for place, group in zip(places, self.running)
-            if group.request.streams
-            or group.input.scores_prompt
-            or group.input.top_logprobs is not None
+            for place, (group, ended) in enumerate(zip(self.groups, is_finished))
+            if group.is_observed and not ended
         ]
 
     @property
@@ -251,16 +248,20 @@ class Cohort:
         return np.arange(self.rows.start, self.rows.stop) if self.parents is None else self.parents
 
     @property
+    def continued(self) -> np.ndarray:
+        """The rows that running groups continue."""
+        return self.all_parents.reshape(len(self.groups), -1)[~self.is_finished].ravel()
+
+    @property
     def num_rows(self) -> int:
         """The number of rows of running groups."""
         return self.width * len(self.running)
 
     @property
     def num_reserved(self) -> int:
-        """The number of rows that its groups take, or will take once their prompts are read."""
-        if self.has_started:
-            return self.width * len(self.groups)
-        return sum(group.num_rows for group in self.groups)
+        """The number of rows that running groups take, or will take once their prompts are
+        read."""
+        return self.num_rows if self.has_started else sum(group.num_rows for group in self.running)
 
     def advance(self, logits: StepLogits) -> int:
         """Select the next tokens from the `logits` after the last ones, and return their number.
@@ -313,12 +314,12 @@ class Cohort:
         """Make the next token of each prompt the next one to feed. Its log probability follows from
         the `logits` before it."""
         self.tokens = self.prompts.popleft()
-        if logits is None:
-            return
         for place in self.observed:
             group = self.groups[place]
-            if group.input.scores_prompt:
+            if group.input.scores_prompt and logits is not None:
                 group.score(self.row_logits(logits, place), int(self.tokens[place]))
+        if not self.prompts and self.groups[0].num_rows == 1:
+            self.start(1)
 
     def append(self, tokens: np.ndarray) -> int:
         """Append the `tokens` (G,) of greedy search on the device, and return how many count."""
@@ -341,7 +342,7 @@ class Cohort:
         sequences = np.split(rows, len(self.groups)), np.split(scores, len(self.groups))
         for place in ended:
             tokens, group_scores = (values[place].tolist() for values in sequences)
-            self.groups[place].finish(tokens, group_scores)
+            self.finish(place, tokens, group_scores)
         return sum(self.groups[place].num_tokens for place in ended)
 
     def start(self, samples: int) -> None:
@@ -365,20 +366,17 @@ class Cohort:
             if search.is_invalid[place]:
                 self.groups[place].request.fail(ValueError(search.problem))
             else:
-                self.groups[place].finish(*search.result(place))
+                self.finish(place, *search.result(place))
         for place in self.observed:
             if self.groups[place].request.streams:
                 self.groups[place].add_event(tokens[place], place in search.ended)
 
-    @property
-    def unaligned(self) -> list[tuple[Group, int]]:
-        """The groups that lack only their alignments, each with a row of its source."""
-        first, count = self.rows.start, self.rows.stop - self.rows.start
-        return [
-            (group, first + place * count // len(self.groups))
-            for place, group in enumerate(self.groups)
-            if group.lacks_alignments
-        ]
+    def finish(self, place: int, tokens: list[list[int]], scores: list[float] | None) -> None:
+        """Finish the group at `place`, see `Group.finish`."""
+        group, count = self.groups[place], self.rows.stop - self.rows.start
+        group.finish(tokens, scores)
+        if group.is_aligned:
+            self.unaligned.append((group, self.rows.start + place * count // len(self.groups)))
 
     def keep(self, kept: np.ndarray) -> None:
         """Go on with the groups at the places `kept` only, in this order."""
@@ -399,11 +397,17 @@ class Cohort:
             return False
         return not self.groups[0].processors and self.groups[0].kind == other.groups[0].kind
 
-    def add(self, other: "Cohort") -> None:
-        self.groups = [*self.groups, *other.groups]
-        self.parents = np.concatenate([self.all_parents, other.all_parents])
-        self.tokens = np.concatenate([self.tokens, other.tokens])
-        join(self.search, other.search)
+    def add(self, other: "Cohort", kept: np.ndarray) -> None:
+        """Add the groups of `other`, and go on with those of both at the places `kept` only, in
+        this order."""
+        both = [*self.groups, *other.groups]
+        parents = np.concatenate([self.all_parents, other.all_parents])
+        tokens = np.concatenate([self.tokens, other.tokens])
+        self.groups = [both[place] for place in kept]
+        self.parents, self.tokens = (
+            rows.reshape(len(both), -1)[kept].ravel() for rows in (parents, tokens)
+        )
+        join(self.search, other.search, kept)
         self.note_groups()
 
 
@@ -437,15 +441,15 @@ def joined_processors(groups: list[Group], samples: int) -> LogitsProcessors | N
     return LogitsProcessors(groups[0].options, Prompt(ids, padding))
 
 
-def alike(groups: Iterable[Group]) -> list[list[Group]]:
-    """Return `groups` in lists that one search can advance: of one kind, with the same number of
-    tokens of their prompts left to read."""
-    lists: list[tuple[tuple, list[Group]]] = []
-    for group in groups:
-        key = (len(group.input.prompt) - group.num_read, *group.kind)
-        same = next((members for other, members in lists if other == key), None)
+def alike(groups: Sequence[Group]) -> list[list[int]]:
+    """Return the places of `groups` in lists that one search can advance: of one kind, with the
+    same number of tokens of their prompts left to read."""
+    keys = [(len(group.input.prompt) - group.num_read, *group.kind) for group in groups]
+    lists: list[list[int]] = []
+    for place, key in enumerate(keys):
+        same = next((places for places in lists if keys[places[0]] == key), None)
         if same is None:
-            lists.append((key, [group]))
+            lists.append([place])
         else:
-            same.append(group)
-    return [members for _, members in lists]
+            same.append(place)
+    return lists

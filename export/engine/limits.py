@@ -1,12 +1,20 @@
-"""The numbers of workers, threads, slots and tokens that the size of a model gives."""
+"""The numbers of workers, threads, slots and tokens that the size of a model gives, and the checks
+of requests against them."""
 
+import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ..errors import RequestError, UsageError
+from ..errors import RequestError, TooLong, UsageError
 from ..inference.export_info import ExportInfo
+from ..inference.inputs import position_limit
+from ..inference.logits import row_seed
+from ..inference.options import Options
 from ..inference.rows import SlotSize, position_bytes, slot_shape
 from ..specs.caches import cache_tensors, key_heads
+from .inputs import GenerationInput, check_options, check_row
 
 # Multiplications per token up to which workers have one thread by default. Matrix multiplications
 # of larger models are worth several threads.
@@ -25,6 +33,7 @@ SOURCE_LENGTHS = (64, 512)  # minimum and maximum source tokens that are encoded
 CHUNK_LENGTHS = (16, 256)  # minimum and maximum prompt tokens per prefill chunk
 MAX_SLOTS = 64  # of all workers together
 MAX_SLOT_BYTES = 2**30  # memory for the slots of a worker if their number is not set
+DEFAULT_LENGTH = 512  # tokens per slot, at most
 
 
 # Slots besides those of the setting: a part per four, at most 8. Only requests that fit into them
@@ -155,3 +164,173 @@ def slots_per_worker(workers: int, slot_bytes: int) -> int:
 def shutting_down() -> RequestError:
     """Return the error, status 503, of a request to a server that is shutting down."""
     return RequestError(503, "the server is shutting down: ask another one", retry_after=5)
+
+
+class Admission:
+    """The limits of one export, and the checks of requests against them. It opens no graph.
+
+    Args:
+        info: the export.
+        workers: the number of workers, each with its own batch.
+        threads: CPU threads per worker.
+        slots: the number of rows that all workers run at once, rounded down to a multiple of
+            `workers`. By default 64, or fewer if a worker's slots would take more than 1 GiB.
+        max_source: the maximum number of tokens of a source.
+        max_length: the maximum number of tokens of a prompt with its new tokens. The default of
+            both is the number of positions of the model, at most 512. Learned positions are always
+            a limit.
+        max_waiting: the maximum number of rows in the queue.
+
+    Raises:
+        UsageError: if there are fewer slots than workers.
+    """
+
+    def __init__(
+        self,
+        info: ExportInfo,
+        workers: int = 1,
+        threads: int = 1,
+        slots: int | None = None,
+        max_source: int | None = None,
+        max_length: int | None = None,
+        max_waiting: int = 256,
+    ):
+        self.info = info
+        self.arrangement = Arrangement(workers, threads)
+        source = self.slot_length(max_source) if "encoder" in info.specs else 0
+        size = SlotSize(1, source, self.slot_length(max_length))
+        if slots is None:
+            slots = workers * slots_per_worker(workers, slot_bytes(info, size))
+        if slots < workers:
+            raise UsageError(
+                f"{slots} slots are fewer than {workers} workers, expected at least one for each"
+            )
+        self.slot_size = dataclasses.replace(size, rows=slots // workers)
+        self.max_waiting = max_waiting
+
+    def slot_length(self, length: int | None) -> int:
+        """Return the number of tokens of a slot: `length`, or by default the model's positions up
+        to 512.
+
+        Learned positions are always a limit.
+        """
+        length = length or min(self.info.config["max_position_embeddings"], DEFAULT_LENGTH)
+        return min(length, position_limit(self.info.config) or length)
+
+    @property
+    def slots(self) -> int:
+        """Number of slots of all workers; each holds one running row."""
+        return self.arrangement.workers * self.slot_size.rows
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the slots of all workers, spare ones too, once rows have used all of them."""
+        rows = self.slot_size.rows
+        rows += spare_rows(rows) if self.info.step else 0
+        return self.arrangement.workers * rows * slot_bytes(self.info, self.slot_size)
+
+    def describe(self) -> str:
+        """Return one line about the batching mode, workers and slots, for the log."""
+        threads = f"{self.arrangement}, {self.slot_size.rows} rows each{self.beams_note()}"
+        if self.info.step is None:
+            return (
+                "static batches grouped by length (the export has no step for continuous "
+                f"batching), {threads}"
+            )
+        return f"continuous batching, {threads} of {self.describe_slots()} of slots"
+
+    def beams_note(self) -> str:
+        """Return text for the log if the default beams do not fit into the slots of a worker, else
+        `""`."""
+        num_beams = (self.info.generation_config | self.info.defaults).get("num_beams") or 1
+        if num_beams <= self.slot_size.rows:
+            return ""
+        return f" (too few for the {num_beams} beams of generation_config.json)"
+
+    def describe_slots(self) -> str:
+        """Return the tokens per slot and the memory of all slots, as text."""
+        size = self.slot_bytes / 1e6
+        source = f"{self.slot_size.source} source tokens and " if self.slot_size.source else ""
+        return f"{source}{self.slot_size.length} tokens, {size:.0f} MB"
+
+    def admit(
+        self,
+        input_ids: Sequence[int],
+        options: dict[str, Any] | Options,
+        prefix: Sequence[int] = (),
+        top_logprobs: int | None = None,
+        scores_prompt: bool = False,
+        place: Sequence[int] = (),
+    ) -> GenerationInput:
+        """Check one input against the limits of the export and return it, ready for the scheduler.
+
+        Args:
+            input_ids: the source of a seq2seq model, or a prompt.
+            options: options of `Runtime.generate` by name, or the checked ones of the call.
+            prefix: tokens that the target of a seq2seq model begins with, empty for other models.
+            top_logprobs: the number of best tokens reported with their log probabilities at each
+                position, `None` for no log probabilities.
+            scores_prompt: True to report the log probabilities of the prompt's tokens too.
+            place: the place of the input in its call, see `logits.row_seed`; by default the first.
+
+        Raises:
+            UsageError: for an unknown option, a wrong value, options that cannot be combined, and
+                log probabilities with beams.
+            ValueError: for no tokens, tokens that the model does not have, and more tokens than
+                it has learned positions.
+            TooLong: if there are more tokens or rows than the slots hold.
+        """
+        self.check_lengths(len(input_ids))
+        checked = check_options(self.info, options)
+        resolved, prompt, source = check_row(self.info, input_ids, prefix, checked)
+        if top_logprobs is not None and resolved.num_beams > 1:
+            raise UsageError(
+                f"logprobs do not go with num_beams={resolved.num_beams}, expected num_beams=1",
+                "logprobs",
+            )
+        seed = None if resolved.seed is None else row_seed(resolved.seed, *place)
+        admitted = GenerationInput(resolved, prompt, source, top_logprobs, scores_prompt, seed=seed)
+        self.check_slot(admitted)
+        return admitted
+
+    def admit_all(
+        self, rows: Sequence[Sequence[int]], options: Sequence[Options]
+    ) -> list[GenerationInput]:
+        """Check all `rows` of a call, as `admit` does, each with its checked `options`."""
+        return [
+            self.admit(row, checked, place=[place])
+            for place, (row, checked) in enumerate(zip(rows, options, strict=True))
+        ]
+
+    def check_lengths(self, length: int) -> None:
+        """Check that `length` tokens of a source, or of a prompt without an encoder, fit into a
+        slot.
+
+        Raises:
+            TooLong: if they do not.
+        """
+        is_source = self.slot_size.source > 0
+        limit = self.slot_size.source if is_source else self.slot_size.length
+        if length > limit:
+            name = "source" if is_source else "prompt"
+            raise TooLong(f"the {name} has {length} tokens, expected at most {limit}")
+
+    def check_slot(self, admitted: GenerationInput) -> None:
+        """Check that the prompt with its new tokens fits into a slot, and its rows into a worker's
+        slots.
+
+        Raises:
+            TooLong: if they do not.
+        """
+        size, max_new_tokens = self.slot_size, admitted.options.max_new_tokens
+        length = len(admitted.prompt) + max_new_tokens - 1  # the last token is not fed
+        if length > size.length:
+            raise TooLong(
+                f"{len(admitted.prompt)} tokens at the start and max_new_tokens={max_new_tokens} "
+                f"need {length} positions, expected at most {size.length}"
+            )
+        if admitted.num_rows > size.rows:
+            raise TooLong(
+                f"one input needs {admitted.num_rows} rows, the larger of num_beams and "
+                f"num_return_sequences, expected at most {size.rows}, the slots of a worker"
+            )

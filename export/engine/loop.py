@@ -15,16 +15,8 @@ import numpy as np
 from ..errors import RequestError, UsageError
 from .capacity import open_batches
 from .groups import start_request
-from .inputs import (
-    Activity,
-    Admission,
-    Event,
-    Generated,
-    GenerationInput,
-    Update,
-    ignore_activity,
-)
-from .limits import shutting_down
+from .inputs import Activity, Event, Generated, GenerationInput, Update, ignore_activity
+from .limits import Admission, shutting_down
 from .model import OnnxModel, open_for_workers
 from .queue import Batch, ClientRequest, RequestQueue
 

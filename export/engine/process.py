@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ctypes
 import functools
 import gc
 import itertools
@@ -18,9 +17,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
+from .forking import die_with_parent, fork, share_heap, trim_heap
 from .groups import start_request
-from .inputs import Activity, Admission, GenerationInput, Update
-from .limits import shutting_down
+from .inputs import Activity, GenerationInput, Update
+from .limits import Admission, shutting_down
 from .loop import SWITCH_INTERVAL, Engine, Observe, Receive
 from .model import open_export
 from .queue import ClientRequest
@@ -28,7 +28,6 @@ from .queue import ClientRequest
 PING = ""  # the kind of a message that is answered by itself, and no name of an engine
 HEADER = 4  # bytes of the length before each message
 MAX_DELAY = 0.005  # seconds after which activities are sent to the parent without an update
-PR_SET_PDEATHSIG = 1  # from sys/prctl.h
 # niceness of the child, because all requests wait for short work of the parent. Measured: 4 % more
 # requests, and faster rejections
 NICENESS = 5
@@ -47,13 +46,6 @@ def run_child(parent_socket: socket.socket, connection: socket.socket) -> None:
     os.nice(NICENESS)
     sys.setswitchinterval(SWITCH_INTERVAL)
     Child(connection).run()
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent ends. It does nothing outside of
-    Linux."""
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def exit_after(failure: threading.ExceptHookArgs) -> None:
@@ -215,9 +207,7 @@ def read_message(stream: BinaryIO) -> Any:
     return pickle.loads(content) if content else None
 
 
-M_ARENA_MAX = -8  # from malloc.h
 MAX_SILENCE = 2.0  # seconds that the child may take to answer a ping
-SIGNALS = (signal.SIGINT, signal.SIGTERM)  # termination signals, handled by the parent
 
 
 @contextlib.contextmanager
@@ -231,23 +221,6 @@ def engine_process(is_needed: bool) -> Iterator["EngineProcess | None"]:
         return
     with contextlib.closing(EngineProcess()) as process:
         yield process
-
-
-def share_heap() -> None:
-    """Let all threads share one arena of malloc, the C library's pool of memory.
-
-    With an arena per thread, glibc keeps freed memory: 7 MB in the two processes of a server. Other
-    systems ignore it.
-    """
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
-
-
-def trim_heap() -> None:
-    """Return freed memory to the system, as far as the C library can. Others than glibc ignore
-    it."""
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 class EngineProcess(asyncio.Protocol):
@@ -470,41 +443,3 @@ class ProcessEngine:
         receivers, self.receivers = self.receivers, {}
         for receive in receivers.values():
             receive(Update([], None, shutting_down()))
-
-
-def fork(run: Callable[[], None]) -> int:
-    """Fork a child process that calls `run` and exits, and return its process id.
-
-    The exit code is 1 if `run` raises, else 0. The child ignores termination signals, which the
-    parent handles.
-
-    Raises:
-        OSError: if the system cannot start another process.
-    """
-    # The signal may be ignored by inheritance, and then no one can wait for a child.
-    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    with warnings.catch_warnings():
-        # a warning about threads: they are numpy's and end before a fork
-        warnings.simplefilter("ignore", DeprecationWarning)
-        try:
-            pid = os.fork()
-        except OSError as error:
-            raise OSError(
-                f"cannot start the process of the workers: {error.strerror or error}, expected "
-                "room for one more process"
-            ) from None
-    if not pid:
-        try:
-            for number in SIGNALS:
-                signal.signal(number, signal.SIG_IGN)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-            run()
-            os._exit(0)
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-        finally:
-            os._exit(1)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    return pid

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
-from ..inference.logits import LogitsProcessors, as_rows, log_sum_exp, sample, top
+from ..inference.logits import LogitsProcessors, as_rows, log_sum_exp, process_logits, sample
 from ..inference.options import EXCLUDED_SCORE, Options
 from ..inference.session import FATAL
 from ..shared.options import MAX_INT64
@@ -119,10 +119,6 @@ class TokenSearch:
             of the processed logits, before temperature and the filters of sampling.
     """
 
-    states: tuple[str, ...] = (
-        *("tokens", "lengths", "limits", "uniforms", "sums"),
-        *("is_finished", "is_invalid"),
-    )
     problem = "no token can be generated: all are suppressed, or the logits are not finite"
 
     def __init__(
@@ -136,8 +132,10 @@ class TokenSearch:
         self.options, self.fill = options, options.fill_token_id
         self.end_tokens = frozenset((*options.eos_token_ids, NO_TOKEN))
         self.processors = processors
-        self.uniforms = np.array([*uniforms] if uniforms else [None] * len(limits), object)
+        self.uniforms = np.array(uniforms or [], object)
         self.is_scored = is_scored
+        self.states: tuple[str, ...] = ("tokens", "lengths", "limits", "is_finished")
+        self.states += ("uniforms",) * options.do_sample + ("sums",) * is_scored
         self.is_plain = not (processors or options.do_sample or is_scored)
         self.tokens = np.full((len(limits), min(limits.max(), INITIAL_CAPACITY)), self.fill)
         self.lengths, self.limits = np.zeros(len(limits), np.int64), limits
@@ -181,6 +179,7 @@ class TokenSearch:
             tokens = np.where(self.running, tokens, self.fill)
         is_last = self.longest + 1 >= self.next_limit
         may_end = is_last or not self.end_tokens.isdisjoint(tokens.tolist())
+        is_end = is_in(tokens, self.end_tokens) if may_end else None
         if may_end:
             self.is_invalid = tokens == NO_TOKEN
             tokens = np.where(self.is_invalid, self.fill, tokens)
@@ -190,9 +189,8 @@ class TokenSearch:
         self.lengths += self.running
         self.longest += 1
         self.ended = []
-        if may_end:
-            is_last = self.lengths == self.limits
-            self.end(is_in(tokens, self.end_tokens) | is_last | self.is_invalid)
+        if is_end is not None:
+            self.end(is_end | (self.lengths == self.limits))
         return tokens
 
     def end(self, ends: np.ndarray) -> None:
@@ -401,12 +399,12 @@ def take(search: AnySearch, groups: np.ndarray) -> AnySearch:
     return subset
 
 
-def join(search: Search, other: Search) -> None:
-    """Append the groups of `other`, a search with equal options, to `search`. Both have no
-    processors."""
+def join(search: Search, other: Search, kept: np.ndarray | slice = slice(None)) -> None:
+    """Append the groups of `other`, a search with equal options, to `search`, which goes on with
+    those at `kept`. Both have no processors."""
     for name in search.states:
         both = getattr(search, name), getattr(other, name)
-        setattr(search, name, joined(*both, 0, search.fill))
+        setattr(search, name, joined(*both, 0, search.fill)[kept])
     search.note_groups()
 
 
@@ -425,25 +423,6 @@ def is_in(tokens: np.ndarray, numbers: Collection[int]) -> np.ndarray:
     for number in numbers:
         flags |= tokens == number
     return flags
-
-
-def process_logits(
-    logits: np.ndarray, new: np.ndarray, count: int, processors: LogitsProcessors
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the top `count` log p and tokens of each row, both (rows, count), after `processors`
-    changed the log p.
-
-    `new` (rows, t) are the new tokens so far. `logits` (rows, V) are overwritten. The log p of rows
-    whose logits are not finite are NaN.
-    """
-    maximum, log_sum = log_sum_exp(logits)
-    is_invalid = ~np.isfinite(maximum + log_sum)
-    logits -= maximum
-    logits -= log_sum
-    logits[is_invalid[:, 0]] = 0
-    processors(new, logits)
-    log_p, tokens = top(logits, count)
-    return np.where(is_invalid, np.nan, log_p), tokens
 
 
 def powers(lengths: np.ndarray, exponent: float) -> np.ndarray:

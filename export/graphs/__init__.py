@@ -11,7 +11,7 @@ In reading order:
 | `onnxruntime_attention` | attention in onnxruntime's operators |
 | `precisions`, `quantization` | matrix multiplications and embedding look-ups of each dtype |
 | `sequences`, `images` | models that read whole sequences or images, with their heads |
-| `build` | the files of an export |
+| `saving` | the files of graphs |
 
 `targets/NAME/graphs.py` has the graphs of a target: it says which attention stands where. `context`
 has what all functions take, `ops` the nodes, `weights` the tensors, `config` the config,

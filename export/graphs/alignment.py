@@ -4,17 +4,20 @@ from collections.abc import Callable
 
 from onnx_ir import Value
 
-from .attention import attention_weights, source_query, weighted_values
-from .context import GraphContext, Pairs, Values
-from .layers import Attention, decoder_states
-from .positions import cast_to_float32, causal_biases, offsets, source_bias, token_positions
+from .attention import attention_weights, causal_attention, source_query, weighted_values
+from .context import Attention, GraphContext, Pairs, Values
+from .layers import decoder_states
+from .positions import cast_to_float32, source_bias, token_positions
 
-# writes self-attention, from positions and the masks of each type of layer
-TargetAttention = Callable[[GraphContext, Value, dict[str, Value]], Attention]
+# writes self-attention, as `causal_attention`
+TargetAttention = Callable[[GraphContext, Value, Value, None], Attention]
 
 
 def cross_attentions(
-    g: GraphContext, inputs: Values, states: Pairs, attention: TargetAttention
+    g: GraphContext,
+    inputs: Values,
+    states: Pairs,
+    attention: TargetAttention = causal_attention,
 ) -> list[Value]:
     """Return [weights (B, heads, T, S)] of the heads in `g.alignment`, written as nodes of the
     graph.
@@ -24,7 +27,7 @@ def cross_attentions(
     """
     ids = inputs["decoder_input_ids"]
     positions = token_positions(g, ids, None)
-    self_attn = attention(g, positions, causal_biases(g, offsets(g, ids), None))
+    self_attn = attention(g, ids, positions, None)
     bias = source_bias(g, inputs["encoder_attention_mask"])
     weights: dict[int, Value] = {}
 

@@ -2,124 +2,30 @@
 
 | function | keys and values | used by |
 |---|---|---|
-| `self_attention` | of the same sequence | whole sequences of decoders, images |
+| `self_attention` | of the same sequence | whole sequences, images |
 | `growing_attention` | of a cache, with the new ones appended | portable decoders |
 | `source_attention` | of the encoder's output | cross-attention |
 | `slot_attention` | of a cache with slots | decoders on cuda |
-| `fused_source_attention` | of the encoder's output | cross-attention on cuda |
 
-The last two write the operator `Attention`. Each function returns what `layers.stack` calls in its
-layers. Those of encoders are in `encoder_attention`. Masks and biases come from `positions`.
-Queries, keys and values of heads are (B, H, T, d), others (B, T, H * d).
+Each function returns what `layers.stack` calls in its layers. Those of encoders are in
+`encoder_attention`. A product writes equation 1: in several operators or, with `fused_product`, in
+one. Masks and biases come from `positions`. Queries, keys and values of heads are (B, H, T, d),
+others (B, T, H * d).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import numpy as np
 from onnx_ir import Value
 
-from .context import Caches, GraphContext, Pair, Pairs, Values
-from .layers import Attention, linear, norm
+from .context import Attention, Caches, GraphContext, Pair, Pairs, Values
+from .layers import linear, norm
+from .positions import causal_biases
 
-
-def self_attention(g: GraphContext, positions: Value | None, bias: Value | None) -> Attention:
-    """Return the function that writes attention over a whole sequence, for `layers.stack` to call
-    in each layer.
-
-    `positions` (B or 1, T) are for rotary embeddings. `bias` (B or 1, H or 1, T, S) is added to the
-    scores.
-    """
-
-    def attend(layer: int, name: str, x: Value) -> Value:
-        return scaled_dot_product(g, *project_heads(g, name, x, positions), bias)
-
-    return attend
-
-
-def causal_attention(g: GraphContext, positions: Value, biases: dict[str, Value]) -> Attention:
-    """Return the function that writes a decoder's attention over a whole sequence, for
-    `layers.stack` to call.
-
-    `positions` (B or 1, T) are for rotary embeddings. `biases` are those of `causal_biases`.
-    """
-    return by_layer_type(
-        g, {kind: self_attention(g, positions, bias) for kind, bias in biases.items()}
-    )
-
-
-def growing_attention(
-    g: GraphContext, positions: Value, biases: dict[str, Value], caches: Caches
-) -> Attention:
-    """Return the function that writes attention over caches and the new tokens, for `layers.stack`
-    to call.
-
-    It appends the new keys and values to those in `caches.past`, and the results to
-    `caches.present`. `biases` are those of `causal_biases`. `positions` are those of the new
-    tokens, for rotary embeddings.
-    """
-
-    def attend(layer: int, name: str, x: Value) -> Value:
-        query, *new = project_heads(g, name, x, positions)
-        states = append_keys(g, caches.past[layer], new)
-        caches.present.append(states)
-        return scaled_dot_product(g, query, *states, biases[g.config.layer_type(name)])
-
-    return attend
-
-
-def append_keys(g: GraphContext, past: Pair, new: Sequence[Value]) -> Pair:
-    """Return keys and values (B, H, S + T, d): those of `past`, (B, H, S, d), then the `new` ones,
-    (B, H, T, d)."""
-    keys, values = (g.op("Concat", *parts, axis=2) for parts in zip(past, new))
-    return keys, values
-
-
-def source_attention(g: GraphContext, states: Pairs, bias: Value) -> Attention:
-    """Return the function that writes cross-attention to a source, for `layers.stack` to call.
-
-    `states` are keys and values (B, H, S, d) of the source for each layer, see `source_heads`.
-    `bias`, such as `source_bias`, is added to the scores.
-    """
-    return lambda layer, name, x: scaled_dot_product(
-        g, source_query(g, name, x), *states[layer], bias
-    )
-
-
-def by_layer_type(g: GraphContext, attentions: dict[str, Attention]) -> Attention:
-    """Return the function that writes the attention of each layer by the type of the layer.
-
-    `attentions` has the function of each type, such as "full_attention".
-    """
-    return lambda layer, name, x: attentions[g.config.layer_type(name)](layer, name, x)
-
-
-def slot_attention(g: GraphContext, inputs: Values, bias: Value, caches: Caches) -> Attention:
-    """Return the function that writes attention over caches with slots, for `layers.stack` to call.
-
-    New keys and values are put into the slots of `caches.past` from the input `first_slot` on, and
-    the results are appended to `caches.present`. `bias` (B, 1 or H, T, slots) hides the slots that
-    a token does not read.
-    """
-
-    def attend(layer: int, name: str, x: Value) -> Value:
-        query, key, value = project(g, name, x, inputs["position_ids"])
-        keys, values = (
-            g.op("TensorScatter", past, new, inputs["first_slot"], axis=-2)
-            for past, new in zip(caches.past[layer], (key, value))
-        )
-        caches.present.append((keys, values))
-        return fused_product(g, query, keys, values, bias)
-
-    return attend
-
-
-def fused_source_attention(g: GraphContext, states: Pairs, bias: Value) -> Attention:
-    """Return the function that writes attention to a source as one operator.
-
-    `states` are keys (B, S, H * d_k) and values (B, S, H * d_v) of the source for each layer.
-    `bias` (B, 1, T, S) hides padding of the source.
-    """
-    return lambda layer, name, x: fused_product(g, source_query(g, name, x), *states[layer], bias)
+# queries (B, T, H * d_k), keys, values and the bias of the scores -> (B, T, H * d_v)
+Product = Callable[[GraphContext, Value, Value, Value, Value | None], Value]
+# the module, x and positions -> queries, keys and values
+Project = Callable[[GraphContext, str, Value, Value | None], tuple[Value, Value, Value]]
 
 
 # --------------------------------------------------------------------------- heads and their scores
@@ -168,15 +74,6 @@ def source_query(g: GraphContext, name: str, x: Value) -> Value:
     return query_norm(g, name, linear(g, x, f"{name}.q_proj"))
 
 
-def project_heads(
-    g: GraphContext, name: str, x: Value, positions: Value | None
-) -> tuple[Value, Value, Value]:
-    """Return queries (B, T, H * d), keys and values (B, key heads, T, d) of the self-attention
-    module `name` for x, as `project`."""
-    query, key, value = project(g, name, x, positions)
-    return query, split_keys(g, key), split_values(g, value)
-
-
 def split_heads(g: GraphContext, states: Value, heads: int, width: int) -> Value:
     shaped = g.op("Reshape", states, [0, 0, heads, width])
     return g.op("Transpose", shaped, perm=[0, 2, 1, 3])
@@ -192,6 +89,11 @@ def split_keys(g: GraphContext, states: Value) -> Value:
 
 def split_values(g: GraphContext, states: Value) -> Value:
     return split_heads(g, states, g.config.num_key_value_heads, g.config.value_head_dim)
+
+
+def key_value_heads(g: GraphContext, keys: Value, values: Value) -> Pair:
+    """Return keys and values (B, key heads, S, d) of (B, S, key heads * d)."""
+    return split_keys(g, keys), split_values(g, values)
 
 
 def regroup(g: GraphContext, states: Value, heads: int) -> Value:
@@ -236,8 +138,7 @@ def source_states(g: GraphContext, source: Value) -> Pairs:
 def source_heads(g: GraphContext, source: Value) -> Pairs:
     """Return the keys and values (B, key heads, S, d) of a source (B, S, D) for each layer of the
     decoder."""
-    states = source_states(g, source)
-    return [(split_keys(g, key), split_values(g, value)) for key, value in states]
+    return [key_value_heads(g, *states) for states in source_states(g, source)]
 
 
 def scaled_dot_product(
@@ -249,6 +150,13 @@ def scaled_dot_product(
     d_v). `bias` is added to the scores.
     """
     return weighted_values(g, attention_weights(g, query, keys, bias), values)
+
+
+def dense_product(
+    g: GraphContext, query: Value, keys: Value, values: Value, bias: Value | None
+) -> Value:
+    """Return what `scaled_dot_product` returns, for keys and values (B, S, key heads * d)."""
+    return scaled_dot_product(g, query, *key_value_heads(g, keys, values), bias)
 
 
 def attention_weights(g: GraphContext, query: Value, keys: Value, bias: Value | None) -> Value:
@@ -301,3 +209,114 @@ def merge_heads(g: GraphContext, output: Value) -> Value:
     """Return `output` (B, H, T, d_v) as (B, T, H * d_v), the heads side by side."""
     width = g.config.num_attention_heads * g.config.value_head_dim
     return g.op("Reshape", g.op("Transpose", output, perm=[0, 2, 1, 3]), [0, 0, width])
+
+
+# ------------------------------------------------------------------------------ attention of layers
+
+
+def self_attention(
+    g: GraphContext,
+    positions: Value | None,
+    bias: Value | None,
+    product: Product,
+    project: Project = project,
+) -> Attention:
+    """Return the function that writes attention over a whole sequence, for `layers.stack` to call
+    in each layer.
+
+    `positions` (B or 1, T) are for rotary embeddings, None for images. `bias` (B or 1, H or 1, T,
+    S) is added to the scores. `project` writes queries, keys and values, `product` the rest.
+    """
+    return lambda layer, name, x: product(g, *project(g, name, x, positions), bias)
+
+
+def causal_attention(
+    g: GraphContext,
+    ids: Value,
+    positions: Value,
+    mask: Value | None,
+    product: Product = dense_product,
+    project: Project = project,
+) -> Attention:
+    """Return the function that writes a decoder's attention over a whole sequence, for
+    `layers.stack` to call.
+
+    `positions` (B or 1, T) of the `ids` (B, T) are for rotary embeddings. `mask` (B, T) is 0 for
+    padding, None without any. `project` writes queries, keys and values, `product` the rest.
+    """
+    biases = causal_biases(g, ids, mask)
+    return by_layer_type(
+        g,
+        g.config.decoder_prefix,
+        lambda kind: self_attention(g, positions, biases[kind], product, project),
+    )
+
+
+def by_layer_type(g: GraphContext, prefix: str, write: Callable[[str], Attention]) -> Attention:
+    """Return the function that writes the attention of each layer by the type of the layer.
+
+    `write` returns the function of a type, such as "full_attention". It is called once for each
+    type of the stack `prefix`.
+    """
+    attentions = {kind: write(kind) for kind in g.config.types_of_stack(prefix)}
+    return lambda layer, name, x: attentions[g.config.layer_type(name)](layer, name, x)
+
+
+def growing_attention(
+    g: GraphContext, ids: Value, positions: Value, mask: Value | None, caches: Caches
+) -> Attention:
+    """Return the function that writes attention over caches and the new tokens, for `layers.stack`
+    to call.
+
+    It appends the new keys and values to those in `caches.past`, and the results to
+    `caches.present`. `positions` of the new tokens `ids` (B, T) are for rotary embeddings. `mask`
+    (B, S + T) is 0 for padding, None without any.
+    """
+    biases = causal_biases(g, ids, mask, g.op.size(caches.past[0][0], 2))
+
+    def attend(layer: int, name: str, x: Value) -> Value:
+        query, *new = project(g, name, x, positions)
+        states = append_keys(g, caches.past[layer], key_value_heads(g, *new))
+        caches.present.append(states)
+        return scaled_dot_product(g, query, *states, biases[g.config.layer_type(name)])
+
+    return attend
+
+
+def append_keys(g: GraphContext, past: Pair, new: Pair) -> Pair:
+    """Return keys and values (B, H, S + T, d): those of `past`, (B, H, S, d), then the `new` ones,
+    (B, H, T, d)."""
+    keys, values = (g.op("Concat", *parts, axis=2) for parts in zip(past, new))
+    return keys, values
+
+
+def source_attention(
+    g: GraphContext, states: Pairs, bias: Value | None, product: Product = scaled_dot_product
+) -> Attention:
+    """Return the function that writes cross-attention to a source, for `layers.stack` to call.
+
+    `states` are keys and values of the source for each layer, in the shape that `product` reads:
+    (B, H, S, d) by default, see `source_heads`. `bias`, such as `source_bias`, is added to the
+    scores.
+    """
+    return lambda layer, name, x: product(g, source_query(g, name, x), *states[layer], bias)
+
+
+def slot_attention(g: GraphContext, inputs: Values, bias: Value, caches: Caches) -> Attention:
+    """Return the function that writes attention over caches with slots, for `layers.stack` to call.
+
+    New keys and values are put into the slots of `caches.past` from the input `first_slot` on, and
+    the results are appended to `caches.present`. `bias` (B, 1 or H, T, slots) hides the slots that
+    a token does not read.
+    """
+
+    def attend(layer: int, name: str, x: Value) -> Value:
+        query, key, value = project(g, name, x, inputs["position_ids"])
+        keys, values = (
+            g.op("TensorScatter", past, new, inputs["first_slot"], axis=-2)
+            for past, new in zip(caches.past[layer], (key, value))
+        )
+        caches.present.append((keys, values))
+        return fused_product(g, query, keys, values, bias)
+
+    return attend

@@ -3,7 +3,7 @@ operators of the target."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,11 @@ from .weights import WeightStore, unchanged
 Values = dict[str, Value]  # inputs of a graph by name
 Pair = tuple[Value, Value]  # keys and values
 Pairs = list[Pair]  # one per layer
+
+
+# Number of the layer, name of the module, x -> the input of the module's last linear map; of
+# attention (B, T, H * d_v).
+Attention = Callable[[int, str, Value], Value]
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,7 @@ class Dialect:
 
 
 WriteGraph = Callable[["GraphContext", Values], list[Value]]  # inputs by name -> outputs in order
+EncoderAttention = Callable[["GraphContext", Tokens | None], Attention]
 
 
 @dataclass(frozen=True)
@@ -104,13 +110,16 @@ class TargetGraphs:
     """The graphs of a target in one dtype.
 
     Args:
+        attention: returns the function that writes an encoder's attention, for `layers.stack` to
+            call. It gets `None` for images instead of tokens.
         write: functions that write a graph, with the keys of `exporting.graphs.graph_kind`. They
             get the inputs by name and return the outputs in order.
     """
 
     dialect: Dialect
     precision: Precision
-    write: dict[str, WriteGraph]
+    attention: EncoderAttention
+    write: Mapping[str, WriteGraph]
 
 
 # its name, which no other has, and the function that writes it

@@ -12,47 +12,55 @@ from onnx_ir import Value
 
 from ..specs.graph_spec import LONG
 from .attention import (
+    Product,
     by_layer_type,
+    dense_product,
     for_each_query,
     fused_product,
     merge_heads,
     project,
     repeat_heads,
     scale,
-    scaled_dot_product,
     self_attention,
     split_heads,
-    split_keys,
     split_queries,
-    split_values,
 )
-from .context import GraphContext, Tokens
+from .context import Attention, GraphContext, Tokens
 from .disentangled import disentangled_bias
-from .layers import Attention
 from .positions import bidirectional_bias, mask_scores
 
-# queries (B, T, H * d_k), keys and values (B, T, key heads * d), bias -> (B, T, H * d_v)
-Product = Callable[[GraphContext, Value, Value, Value, Value], Value]
 MIN_BLOCK = 64  # queries; with fewer, matrices would be too small to multiply well
 # Keys beside those of its own block that a block reads, and what else blocks cost, take as long as
 # a bias in sequences of so many blocks.
 MIN_BLOCKS = 4
 
 
-def encoder_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
-    """Return the function that writes the attention of an encoder in standard operators, for
-    `layers.stack` to call. `tokens` is None for images."""
+def encoder_attention(
+    g: GraphContext,
+    tokens: Tokens | None,
+    product: Product = dense_product,
+    full: Callable[[GraphContext, Tokens], Attention] | None = None,
+) -> Attention:
+    """Return the function that writes the attention of an encoder, for `layers.stack` to call.
+
+    Args:
+        g: the graph.
+        tokens: what the encoder reads; `None` for images.
+        product: the operators, by default the standard ones.
+        full: returns the function for layers that read all tokens, unless positions are
+            disentangled; by default they have a bias as others.
+    """
     if tokens is None:
-        return self_attention(g, None, None)
-    return by_layer_type(
-        g,
-        {
-            kind: window_attention(g, tokens, dense_product)
-            if works_in_blocks(g, kind)
-            else biased_attention(g, tokens, bidirectional_bias(g, tokens, kind), dense_product)
-            for kind in g.config.types_of_stack(g.config.encoder_prefix)
-        },
-    )
+        return self_attention(g, None, None, product)
+
+    def write(kind: str) -> Attention:
+        if works_in_blocks(g, kind):
+            return window_attention(g, tokens, product)
+        if full and g.config.window(kind) is None and not g.config.has_disentangled_positions:
+            return full(g, tokens)
+        return biased_attention(g, tokens, bidirectional_bias(g, tokens, kind), product)
+
+    return by_layer_type(g, g.config.encoder_prefix, write)
 
 
 def fused_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
@@ -61,15 +69,14 @@ def fused_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
     `tokens` is None for images.
     """
     if tokens is None:
-        return lambda layer, name, x: fused_product(g, *project(g, name, x, None), None)
+        return self_attention(g, None, None, fused_product)
     length = g.op.size(tokens.ids, 1)
-    biases = {
-        kind: for_each_query(g, bidirectional_bias(g, tokens, kind), length)
-        for kind in g.config.types_of_stack(g.config.encoder_prefix)
-    }
-    return by_layer_type(
-        g, {kind: biased_attention(g, tokens, bias, fused_product) for kind, bias in biases.items()}
-    )
+
+    def write(kind: str) -> Attention:
+        bias = for_each_query(g, bidirectional_bias(g, tokens, kind), length)
+        return biased_attention(g, tokens, bias, fused_product)
+
+    return by_layer_type(g, g.config.encoder_prefix, write)
 
 
 def biased_attention(g: GraphContext, tokens: Tokens, bias: Value, product: Product) -> Attention:
@@ -87,10 +94,6 @@ def biased_attention(g: GraphContext, tokens: Tokens, bias: Value, product: Prod
         return product(g, query, key, value, g.op("Add", distances, bias))
 
     return attend
-
-
-def dense_product(g: GraphContext, query: Value, key: Value, value: Value, bias: Value) -> Value:
-    return scaled_dot_product(g, query, split_keys(g, key), split_values(g, value), bias)
 
 
 # ------------------------------------------------------------------------------------------ windows

@@ -4,7 +4,7 @@ bits.
 This module works on arrays alone: `calibration` records them, `precisions` writes the scales.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -112,7 +112,7 @@ class Choice:
 
     Args:
         steps: one scale for all rows, or `None` if each row keeps a scale.
-        error: the `held_out_error` of one scale for all rows.
+        error: that of one scale for all rows, by `held_out_products`.
         row_error: the largest `relative_error` of the matrices with a scale for each row.
     """
 
@@ -156,32 +156,26 @@ class Calibration:
         self.matmuls[name] = self.choices[modules]
         return self.choices[modules]
 
-    def summary(self) -> dict[str, Any]:
-        """Return numbers and mean errors of the matrix multiplications.
-
-        The keys are matmuls, row_scales (those with a scale for each row), error (as exported) and
-        row_error (if all had row scales).
-        """
-        choices = self.matmuls.values()
-        return {
-            "matmuls": len(choices),
-            "row_scales": sum(choice.steps is None for choice in choices),
-            "error": mean_error([choice.exported_error for choice in choices]),
-            "row_error": mean_error([choice.row_error for choice in choices]),
-        }
-
     def facts(self) -> dict[str, Any]:
         """Return what the manifest says about the calibration.
 
-        It has the fields of `summary`, and `left_out`: {module: {"error", "row_error"}} of each
-        module that keeps a scale for each row.
+        The keys are matmuls and row_scales, the numbers of matrix multiplications and of those with
+        a scale for each row. Error and row_error are means, as exported and if all had row scales.
+        `left_out` is {module: {"error", "row_error"}} of modules that keep a scale for each row.
         """
+        choices = self.matmuls.values()
         left_out = {
             name: {"error": significant(choice.error), "row_error": significant(choice.row_error)}
             for name, choice in self.matmuls.items()
             if choice.steps is None
         }
-        return {**self.summary(), "left_out": left_out}
+        return {
+            "matmuls": len(choices),
+            "row_scales": len(left_out),
+            "error": mean_error([choice.exported_error for choice in choices]),
+            "row_error": mean_error([choice.row_error for choice in choices]),
+            "left_out": left_out,
+        }
 
 
 # ranges (K,) of the features, and matrices (K, N) -> one scale for all rows
@@ -193,36 +187,28 @@ def choose(inputs: InputStatistics, matrices: Sequence[np.ndarray]) -> Choice:
     that read `inputs`.
 
     One scale is chosen unless its error reaches `MAX_ERROR` and is larger than that of row scales.
+    It has the smoothing of `smooth_steps` if that at least halves the error. An error is the
+    largest `relative_error` of the matrices.
     """
-    make_steps, error = best_steps(inputs, matrices)
-    row_error = largest_error(
-        [multiply_rows(inputs.rows, matrix) for matrix in sample_columns(matrices)],
-        inputs.rows,
-        matrices,
+    columns = [matrix[:, :MEASURED_COLUMNS] for matrix in matrices]
+    exact = [inputs.rows @ matrix for matrix in columns]
+
+    def largest_error(products: Iterable[np.ndarray]) -> float:
+        return max(map(relative_error, products, exact))
+
+    plain_error, smooth_error = (
+        largest_error(held_out_products(make, inputs, matrices, columns))
+        for make in (plain_steps, smooth_steps)
     )
+    make_steps: MakeSteps = plain_steps
+    error = plain_error
+    if smooth_error < plain_error / 2:
+        make_steps, error = smooth_steps, smooth_error
+    row_error = largest_error(multiply_rows(inputs.rows, matrix) for matrix in columns)
     if error >= MAX_ERROR and error > row_error:
         return Choice(None, error, row_error)
-    return Choice(
-        make_steps(inputs.lowest.min(axis=0), inputs.highest.max(axis=0), matrices),
-        error,
-        row_error,
-    )
-
-
-def best_steps(inputs: InputStatistics, matrices: Sequence[np.ndarray]) -> tuple[MakeSteps, float]:
-    """Return the function that makes one scale for all rows, and its error on the sampled `inputs`.
-
-    It is `smooth_steps` if that at least halves the error, else `plain_steps`. `matrices` are the
-    weights that these inputs are multiplied with.
-    """
-    plain_error, smooth_error = (
-        held_out_error(make, inputs, matrices) for make in (plain_steps, smooth_steps)
-    )
-    return (
-        (smooth_steps, smooth_error)
-        if smooth_error < plain_error / 2
-        else (plain_steps, plain_error)
-    )
+    steps = make_steps(inputs.lowest.min(axis=0), inputs.highest.max(axis=0), matrices)
+    return Choice(steps, error, row_error)
 
 
 def plain_steps(lowest: np.ndarray, highest: np.ndarray, matrices: Sequence[np.ndarray]) -> Steps:
@@ -241,28 +227,28 @@ def smooth_steps(lowest: np.ndarray, highest: np.ndarray, matrices: Sequence[np.
     return Steps.cover(lowest, highest, np.sqrt(largest / heaviest.clip(min=1e-5)))
 
 
-def held_out_error(
-    make_steps: MakeSteps, inputs: InputStatistics, matrices: Sequence[np.ndarray]
-) -> float:
-    """Return the largest error of `matrices` if each half of the rows has the steps of the other
-    half.
+def held_out_products(
+    make_steps: MakeSteps,
+    inputs: InputStatistics,
+    matrices: Sequence[np.ndarray],
+    columns: Sequence[np.ndarray],
+) -> Iterator[np.ndarray]:
+    """Yield the products of the sampled rows and the `columns` of each matrix.
 
-    On the rows that the steps come from, no value is clipped: a text that is too short would look
-    best. `make_steps` makes the scales from some rows of `inputs`.
+    Each half of the rows has the steps of the other half. On the rows that the steps come from, no
+    value is clipped: a text that is too short would look best. `make_steps` makes the scales from
+    some rows of `inputs`. `matrices` are those of `choose`, and `columns` their first columns.
     """
     steps = [
         make_steps(lowest, highest, matrices)
         for lowest, highest in zip(inputs.lowest, inputs.highest)
     ]
-    approximations = [
-        np.empty((len(inputs.rows), matrix.shape[1]), np.float32)
-        for matrix in sample_columns(matrices)
-    ]
-    for half in (0, 1):
-        held_out = inputs.halves != half
-        for approximation, matrix in zip(approximations, sample_columns(matrices)):
-            approximation[held_out] = steps[half].multiply(inputs.rows[held_out], matrix)
-    return largest_error(approximations, inputs.rows, matrices)
+    for matrix in columns:
+        product = np.empty((len(inputs.rows), matrix.shape[1]), np.float32)
+        for half, of_half in enumerate(steps):
+            held_out = inputs.halves != half
+            product[held_out] = of_half.multiply(inputs.rows[held_out], matrix)
+        yield product
 
 
 def multiply_rows(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
@@ -276,25 +262,6 @@ def multiply_rows(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     scales = np.maximum(np.abs(rows).max(axis=1, keepdims=True), TINY)
     weights, column_scales = int8_columns(matrix)
     return (np.rint(rows / scales * levels) @ (weights * column_scales)) * (scales / levels)
-
-
-def sample_columns(matrices: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return the first `MEASURED_COLUMNS` columns of each matrix."""
-    return [matrix[:, :MEASURED_COLUMNS] for matrix in matrices]
-
-
-def largest_error(
-    approximations: Sequence[np.ndarray], rows: np.ndarray, matrices: Sequence[np.ndarray]
-) -> float:
-    """Return the largest `relative_error` of `approximations`, one of `rows @ matrix` for each of
-    `matrices`.
-
-    Only the columns of `sample_columns` count.
-    """
-    return max(
-        relative_error(approximation, rows @ matrix)
-        for approximation, matrix in zip(approximations, sample_columns(matrices))
-    )
 
 
 def relative_error(approximations: np.ndarray, exact: np.ndarray) -> float:

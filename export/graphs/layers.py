@@ -1,19 +1,15 @@
 """Embeddings, sublayers and stacks: Figure 1 of the paper. States are (B, T, D)."""
 
 import math
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 from onnx_ir import Value
 
 from .activations import activation
-from .context import Dialect, GraphContext
+from .context import Attention, Dialect, GraphContext
 from .positions import LOWEST, rotate, sinusoids
 
-# Number of the layer, name of the module, x -> the input of the module's last linear map; of
-# attention (B, T, H * d_v).
-Attention = Callable[[int, str, Value], Value]
 # of the sublayers, in order
 LAST_MAPS = {"self_attn": "o_proj", "cross_attn": "o_proj", "feed_forward": "down_proj"}
 LM_HEAD = "lm_head"

@@ -6,7 +6,6 @@
 | `grouped_attention` | GroupQueryAttention | rows of different lengths | decoders on cpu |
 | `row_cross_attention` | GroupQueryAttention | of sources of different lengths | seq2seq on cpu |
 | `beam_attention` | DecoderMaskedMultiHeadAttention | with room, shared by beams | beams on cpu |
-| `target_attention` | Attention | none | alignment of seq2seq |
 | `cross_attention`, `beam_cross_attention` | MultiHeadAttention | of the source | seq2seq |
 
 Each function returns what `layers.stack` calls in its layers. Past and present of a cache are one
@@ -20,49 +19,38 @@ from onnx_ir import Value
 
 from ..specs.graph_spec import LONG
 from .attention import (
-    by_layer_type,
     for_each_query,
     fused_product,
     project,
     repeat_heads,
     scale,
+    self_attention,
+    source_attention,
     source_query,
 )
-from .context import Caches, GraphContext, Pairs, Tokens, Values
-from .encoder_attention import biased_attention, window_attention, works_in_blocks
-from .layers import Attention, linear
+from .context import Attention, Caches, GraphContext, Pairs, Tokens, Values
+from .encoder_attention import encoder_attention
+from .layers import linear
 from .ops import CONTRIB
-from .positions import bidirectional_bias, key_flags, offsets, position_bias, rotary_factors
+from .positions import key_flags, offsets, position_bias, rotary_factors
 
 
 def tiled_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
     """Return the function that writes an encoder's attention, for `layers.stack` to call in each
-    layer.
+    layer. `tokens` is None for images."""
+    return encoder_attention(g, tokens, multi_head, full_attention)
 
-    Layers that read all tokens are those of `full_tiles`, unless positions add something to their
-    scores. `tokens` is None for images, which have no mask.
+
+def full_attention(g: GraphContext, tokens: Tokens) -> Attention:
+    """Return the function that writes attention to all tokens that are not padding.
+
+    It is that of `full_tiles`, unless relative positions add something to the scores.
     """
-    if tokens is None:
-        return lambda layer, name, x: multi_head(g, *project(g, name, x, None))
-    return by_layer_type(
-        g,
-        {
-            kind: tiles_of_type(g, tokens, kind)
-            for kind in g.config.types_of_stack(g.config.encoder_prefix)
-        },
-    )
-
-
-def tiles_of_type(g: GraphContext, tokens: Tokens, kind: str) -> Attention:
-    if works_in_blocks(g, kind):
-        return window_attention(g, tokens, multi_head)
-    if g.config.window(kind) is not None or g.config.has_disentangled_positions:
-        return biased_attention(g, tokens, bidirectional_bias(g, tokens, kind), multi_head)
     if not g.config.has_relative_positions:
         return full_tiles(g, tokens)
     flags = g.op.cast(tokens.mask, "int32")
     bias = position_bias(g, offsets(g, tokens.ids), is_causal=False)
-    return biased_attention(g, tokens, bias, partial(multi_head, mask=flags))
+    return self_attention(g, tokens.positions, bias, partial(multi_head, mask=flags))
 
 
 def full_tiles(g: GraphContext, tokens: Tokens) -> Attention:
@@ -160,21 +148,6 @@ def beam_attention(g: GraphContext, inputs: Values, caches: Caches) -> Attention
     return attend
 
 
-def target_attention(g: GraphContext, positions: Value, biases: dict[str, Value]) -> Attention:
-    """Return the function that writes a decoder's attention over a whole target, for
-    `layers.stack` to call.
-
-    Its weights are those of `beam_attention`. `positions` (B or 1, T) are for rotary embeddings,
-    and `biases` those of `causal_biases`.
-    """
-
-    def attend(layer: int, name: str, x: Value) -> Value:
-        query, keys, values = split_projections(g, name, x, positions)
-        return fused_product(g, query, keys, values, biases[g.config.layer_type(name)])
-
-    return attend
-
-
 def cross_attention(g: GraphContext, mask: Value, states: Pairs) -> Attention:
     """Return the function that writes attention to a source, for `layers.stack` to call in each
     layer.
@@ -183,9 +156,7 @@ def cross_attention(g: GraphContext, mask: Value, states: Pairs) -> Attention:
     for padding.
     """
     flags = g.op.cast(mask, "int32")
-    return lambda layer, name, x: multi_head(
-        g, source_query(g, name, x), *states[layer], mask=flags
-    )
+    return source_attention(g, states, None, partial(multi_head, mask=flags))
 
 
 def beam_cross_attention(g: GraphContext, mask: Value, states: Pairs) -> Attention:
@@ -224,15 +195,19 @@ def packed(g: GraphContext, name: str, x: Value) -> Value:
     return linear(g, x, *(f"{name}.{part}_proj" for part in "qkv"))
 
 
-def split_projections(g: GraphContext, name: str, x: Value, positions: Value) -> Sequence[Value]:
+def split_projections(
+    g: GraphContext, name: str, x: Value, positions: Value | None
+) -> tuple[Value, Value, Value]:
     """Return queries, keys and values (B, T, H * d) of the module `name` for x, from one matrix
     multiplication if `is_packed`.
 
     `positions` (B or 1, T) are for rotary embeddings.
     """
-    if is_packed(g):
-        return g.op.outputs(3, "Split", packed(g, name, x), [key_width(g)] * 3, axis=-1)
-    return project(g, name, x, positions)
+    if not is_packed(g):
+        return project(g, name, x, positions)
+    widths = [key_width(g)] * 3
+    query, key, value = g.op.outputs(3, "Split", packed(g, name, x), widths, axis=-1)
+    return query, key, value
 
 
 def key_width(g: GraphContext) -> int:

@@ -235,8 +235,15 @@ def bidirectional_bias(g: GraphContext, tokens: Tokens, kind: str) -> Value:
     return op("Add", position_bias(g, offsets(g, tokens.ids), is_causal=False), hidden)
 
 
-def causal_biases(g: GraphContext, distances: Value, mask: Value | None) -> dict[str, Value]:
-    """Return {type: bias} of the types of layers that the decoder has, see `causal_bias`."""
+def causal_biases(
+    g: GraphContext, ids: Value, mask: Value | None, before: Value | None = None
+) -> dict[str, Value]:
+    """Return {type: bias} of the types of layers that the decoder has, see `causal_bias`.
+
+    `ids` (B, T) are the new tokens, which `before` (1,) keys precede, none if it is None. `mask` is
+    that of all keys.
+    """
+    distances = offsets(g, ids, before)
     return {
         kind: causal_bias(g, distances, mask, g.config.window(kind))
         for kind in g.config.types_of_stack(g.config.decoder_prefix)

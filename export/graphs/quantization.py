@@ -39,13 +39,13 @@ def int8_columns(matrix: np.ndarray) -> Quantized:
     return round_to_int8(matrix, largest)
 
 
-def int4_blocks(matrix: np.ndarray, block: int = BLOCK) -> Quantized:
-    """Return `matrix` (K, N) as 4-bit integers (N, blocks, block / 2 bytes) with zero point 8, and
+def int4_blocks(matrix: np.ndarray) -> Quantized:
+    """Return `matrix` (K, N) as 4-bit integers (N, blocks, BLOCK / 2 bytes) with zero point 8, and
     scales (N, blocks) in its dtype.
 
-    A block is `block` weights of a column. A byte holds two weights, the first in its low half.
+    A block is `BLOCK` weights of a column. A byte holds two weights, the first in its low half.
     """
-    blocks = column_blocks(matrix, block)
+    blocks = column_blocks(matrix)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=2, keepdims=True), axis=2)
     # the largest weight becomes -8, which has no positive counterpart
     scales = nonzero(largest / -8, matrix.dtype)
@@ -53,22 +53,22 @@ def int4_blocks(matrix: np.ndarray, block: int = BLOCK) -> Quantized:
     return integers[..., ::2] | integers[..., 1::2] << 4, scales[..., 0]
 
 
-def int8_blocks(matrix: np.ndarray, block: int = BLOCK) -> Quantized:
-    """Return `matrix` (K, N) as 8-bit integers (N, blocks, `block`) with zero point 128, and the
+def int8_blocks(matrix: np.ndarray) -> Quantized:
+    """Return `matrix` (K, N) as 8-bit integers (N, blocks, BLOCK) with zero point 128, and the
     scales (N, blocks).
 
     The scales have the dtype of `matrix`.
     """
-    blocks = column_blocks(matrix, block)
+    blocks = column_blocks(matrix)
     scales = nonzero(np.abs(blocks).max(axis=2, keepdims=True) / 127, matrix.dtype)
     return np.clip(np.rint(blocks / scales) + 128, 1, 255).astype(np.uint8), scales[..., 0]
 
 
-def column_blocks(matrix: np.ndarray, block: int) -> np.ndarray:
-    """Return `matrix` (K, N) as float32 (N, blocks, `block`): each column is cut into blocks, of
+def column_blocks(matrix: np.ndarray) -> np.ndarray:
+    """Return `matrix` (K, N) as float32 (N, blocks, BLOCK): each column is cut into blocks, of
     which the last is padded with 0."""
-    padded = np.pad(matrix.T.astype(np.float32), ((0, 0), (0, -len(matrix) % block)))
-    return padded.reshape(len(padded), -1, block)
+    padded = np.pad(matrix.T.astype(np.float32), ((0, 0), (0, -len(matrix) % BLOCK)))
+    return padded.reshape(len(padded), -1, BLOCK)
 
 
 def nonzero(scales: np.ndarray, dtype: np.dtype) -> np.ndarray:

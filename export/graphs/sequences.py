@@ -12,11 +12,10 @@ from onnx_ir import Value
 from ..heads import HEADS, READS_CHOICES, READS_TARGETS
 from .activations import activation
 from .attention import causal_attention, source_attention, source_heads
-from .context import GraphContext, Tokens, Values, flat
+from .context import EncoderAttention, GraphContext, Tokens, Values, flat
 from .encoder_attention import encoder_attention
 from .images import image_labels, patch_states
 from .layers import (
-    Attention,
     decoder_states,
     embed,
     linear,
@@ -27,46 +26,54 @@ from .layers import (
     row_linear,
     stack,
 )
-from .positions import causal_biases, offsets, padded_positions, source_bias, token_positions
+from .positions import (
+    cast_to_float32,
+    cast_to_graph_dtype,
+    padded_positions,
+    source_bias,
+    token_positions,
+)
 
 # activations of SpladePooling, log(1 + x) once or twice after the ReLU
 SPLADE_LOGARITHMS = {"relu": 1, "log1p_relu": 2}
 # onnxruntime's Log gives the last values of an array other bits, unless this divides their number
 LOG_MULTIPLE = 16
-EncoderAttention = Callable[[GraphContext, Tokens | None], Attention]  # images have no tokens
 
 
-def sequence_outputs(g: GraphContext, inputs: Values, attention: EncoderAttention) -> list[Value]:
+def sequence_outputs(g: GraphContext, inputs: Values) -> list[Value]:
     """Return the outputs of a model that reads whole sequences, in the order of its spec.
 
-    `inputs` are those of the graph by name. `attention` writes the attention of encoders.
+    `inputs` are those of the graph by name.
     """
     reads = HEADS[g.config.architecture].reads
     if reads == READS_CHOICES:
-        return choice_logits(g, inputs, attention)
+        return choice_logits(g, inputs)
     write_head = WRITERS[g.config.head]
     match g.config.model_type:
         case "vanilla-vision":
             patches = patch_states(g, inputs["pixel_values"])
-            states = stack(g, g.config.encoder_prefix, patches, attention(g, None))
+            states = stack(g, g.config.encoder_prefix, patches, g.target.attention(g, None))
             return write_head(g, states, inputs)
         case "vanilla-decoder":
             return write_head(g, causal_states(g, inputs), inputs)
         case "vanilla-seq2seq":
             states, source = seq2seq_states(g, inputs)
             return [states, source] if reads == READS_TARGETS else write_head(g, states, inputs)
-    return write_head(g, encoder_states(g, inputs, attention), inputs)
+    return write_head(g, encoder_states(g, inputs), inputs)
 
 
 # ------------------------------------------------------------------------------------------- bodies
 
 
-def encoder_states(g: GraphContext, inputs: Values, attention: EncoderAttention) -> Value:
+def encoder_states(
+    g: GraphContext, inputs: Values, attention: EncoderAttention | None = None
+) -> Value:
     """Return the states (B, S, D) of an encoder for the tokens in `inputs`, written as nodes of the
     graph.
 
-    `attention` makes the function that writes the attention.
+    `attention` makes the function that writes the attention, by default that of the target.
     """
+    attention = attention or g.target.attention
     prefix, ids, mask = g.config.encoder_prefix, inputs["input_ids"], inputs["attention_mask"]
     tokens = Tokens(ids, mask, token_positions(g, ids, mask))
     x = embed(g, prefix, ids, tokens.positions, inputs.get("token_type_ids"))
@@ -92,14 +99,14 @@ def pad_tokens(g: GraphContext, tokens: Tokens, x: Value) -> tuple[Tokens, Value
     return Tokens(*padded), pad(x, op.dtype.type(0), g.config.hidden_size)
 
 
-def source_encoder(g: GraphContext, inputs: Values, attention: EncoderAttention) -> list[Value]:
+def source_encoder(g: GraphContext, inputs: Values) -> list[Value]:
     """Return the keys and values of the source for each layer of the decoder, in the order of
     specs.
 
     They come from the encoder of a seq2seq model, which is written too. `inputs` are its tokens and
-    mask. `attention` makes the function that writes the attention.
+    mask.
     """
-    return flat(source_heads(g, encoder_states(g, inputs, attention)))
+    return flat(source_heads(g, encoder_states(g, inputs)))
 
 
 def causal_states(g: GraphContext, inputs: Values) -> Value:
@@ -107,8 +114,7 @@ def causal_states(g: GraphContext, inputs: Values) -> Value:
     graph."""
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     positions = padded_positions(g, ids, mask)
-    biases = causal_biases(g, offsets(g, ids), mask)
-    return decoder_states(g, ids, positions, causal_attention(g, positions, biases))
+    return decoder_states(g, ids, positions, causal_attention(g, ids, positions, mask))
 
 
 def seq2seq_states(g: GraphContext, inputs: Values) -> tuple[Value, Value]:
@@ -123,7 +129,7 @@ def seq2seq_states(g: GraphContext, inputs: Values) -> tuple[Value, Value]:
         positions = token_positions(g, targets, None)
     else:
         positions = padded_positions(g, targets, mask)
-    self_attn = causal_attention(g, positions, causal_biases(g, offsets(g, targets), mask))
+    self_attn = causal_attention(g, targets, positions, mask)
     cross_attn = source_attention(
         g, source_heads(g, source), source_bias(g, inputs["attention_mask"])
     )
@@ -157,18 +163,15 @@ def model_outputs(g: GraphContext, states: Value, inputs: Values) -> list[Value]
     return [states, pool(g, states)] if getattr(g.config, "pooler_act", None) else [states]
 
 
-def choice_logits(g: GraphContext, inputs: Values, attention: EncoderAttention) -> list[Value]:
-    """Return [logits (B, C)] of an encoder that reads C sequences for each row, (B, C, S).
-
-    `attention` makes the function that writes the attention.
-    """
+def choice_logits(g: GraphContext, inputs: Values) -> list[Value]:
+    """Return [logits (B, C)] of an encoder that reads C sequences for each row, (B, C, S)."""
     op = g.op
     rows_and_choices = op("Shape", inputs["input_ids"], end=2)
     rows = {
         name: op("Reshape", value, op.shape(-1, op("Shape", value, start=2)))
         for name, value in inputs.items()
     }
-    states = encoder_states(g, rows, attention)
+    states = encoder_states(g, rows)
     state = sequence_state(g, states, rows["attention_mask"])
     return [op("Reshape", row_linear(g, state, "choice_classifier"), rows_and_choices)]
 
@@ -194,18 +197,23 @@ def sparse_embedding(g: GraphContext, states: Value, inputs: Values) -> list[Val
     mask = op.cast(inputs["attention_mask"], op.dtype.name)
     scores = op("Mul", vocabulary_logits(g, states), op("Unsqueeze", mask, [2]))
     is_sum = g.config.splade["pooling_strategy"] == "sum"
-    pooled = op("Relu", scores if is_sum else op("ReduceMax", scores, [1], keepdims=0))
+    pooled = op("Relu", scores if is_sum else largest(g, scores))
     pooled = logarithms(g, pooled, SPLADE_LOGARITHMS[g.config.splade["activation_function"]])
     return [token_sum(g, pooled, mask) if is_sum else pooled]
 
 
 def logarithms(g: GraphContext, x: Value, times: int) -> Value:
     """Return log(1 + x) of values (..., V), `times` times, with the same bits in any batch."""
-    size = g.config.vocab_size
-    x = g.op("Pad", x, [0, -size % LOG_MULTIPLE], None, [-1])
-    for _ in range(times):
-        x = g.op("Log", g.op("Add", x, 1.0))
-    return g.op("Slice", x, [0], [size], [-1])
+    op, size = g.op, g.config.vocab_size
+    one = np.ones((), np.float32 if op.dtype.name == "bfloat16" else op.dtype)
+
+    def write(x: Value) -> Value:
+        x = op("Pad", x, [0, -size % LOG_MULTIPLE], None, [-1])
+        for _ in range(times):
+            x = op("Log", op("Add", x, one))
+        return op("Slice", x, [0], [size], [-1])
+
+    return widened(g, x, write)
 
 
 def transformed(g: GraphContext, states: Value, act: str) -> Value:
@@ -302,7 +310,20 @@ def token_sum(g: GraphContext, states: Value, weights: Value) -> Value:
     """
     op = g.op
     row = op("Unsqueeze", weights, [1])
-    return op("ReduceMax", op("MatMul", op("Concat", row, row, axis=1), states), [1], keepdims=0)
+    return largest(g, op("MatMul", op("Concat", row, row, axis=1), states))
+
+
+def largest(g: GraphContext, x: Value) -> Value:
+    """Return the largest values along the second axis, (B, N, D) -> (B, D)."""
+    return widened(g, x, lambda x: g.op("ReduceMax", x, [1], keepdims=0))
+
+
+def widened(g: GraphContext, x: Value, write: Callable[[Value], Value]) -> Value:
+    """Return what `write` returns for x, computed in float32 if the graph computes in bfloat16: for
+    operators that onnxruntime lacks in bfloat16."""
+    if g.op.dtype.name != "bfloat16":
+        return write(x)
+    return cast_to_graph_dtype(g, write(cast_to_float32(g, x)))
 
 
 def last_state(g: GraphContext, states: Value, flags: Value) -> Value:

@@ -38,9 +38,12 @@ class CheckpointWeights:
     def __init__(self, checkpoint: Path, config: Config):
         self.rows: dict[str, list[int]] = {}
         self.tied = tied_names(config)
+        # the file, the byte where its data begin, and the dtype, shape and data_offsets
         self.entries: dict[str, tuple[Path, int, dict]] = {}
         for path in weight_files(checkpoint):
-            self.entries |= {bare(name): entry for name, entry in read_header(path).items()}
+            with open(path, "rb") as file:
+                start, header = safetensors_header(file)
+            self.entries |= {bare(name): (path, start, facts) for name, facts in header.items()}
 
     def with_rows(self, rows: dict[str, list[int]]) -> "CheckpointWeights":
         """Return the same weights, with only some rows of some tensors: `rows` is {name: row
@@ -113,16 +116,6 @@ def check_finite(name: str, values: np.ndarray, where: Path) -> None:
         raise ValueError(
             f"{name} of {where} has {wrong} of {values.size} values that are NaN or infinite"
         )
-
-
-def read_header(path: Path) -> dict[str, tuple[Path, int, dict]]:
-    """Return {name: (path, start, facts)} of the tensors in a safetensors file.
-
-    `start` is the byte where the data begin, and `facts` have dtype, shape and data_offsets.
-    """
-    with open(path, "rb") as file:
-        start, header = safetensors_header(file)
-    return {name: (path, start, facts) for name, facts in header.items()}
 
 
 def tied_names(config: Config) -> Collection[str]:

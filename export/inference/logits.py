@@ -409,3 +409,22 @@ def draw(
     indices = (cumulative <= drawn * cumulative[:, -1:]).sum(axis=1)
     is_positive = cumulative[:, -1] > 0
     return np.where(is_positive, indices, 0), is_positive
+
+
+def process_logits(
+    logits: np.ndarray, new: np.ndarray, count: int, processors: LogitsProcessors
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the top `count` log p and tokens of each row, both (rows, count), after `processors`
+    changed the log p.
+
+    `new` (rows, t) are the new tokens so far. `logits` (rows, V) are overwritten. The log p of rows
+    whose logits are not finite are NaN.
+    """
+    maximum, log_sum = log_sum_exp(logits)
+    is_invalid = ~np.isfinite(maximum + log_sum)
+    logits -= maximum
+    logits -= log_sum
+    logits[is_invalid[:, 0]] = 0
+    processors(new, logits)
+    log_p, tokens = top(logits, count)
+    return np.where(is_invalid, np.nan, log_p), tokens

@@ -100,20 +100,23 @@ class Rows(Protocol):
 
 
 class JoiningRows(Rows, Protocol):
-    """Rows that may join while others run: new rows are the last ones."""
+    """Rows that may join while others run."""
 
     @property
     def encodes(self) -> bool:
         """True if each row has a source."""
 
-    def add(self, sources: Sequence[Sequence[int]] | None, count: int) -> None:
-        """Add `count` rows without tokens, with these `sources` if the model reads any."""
+    def add(self, sources: Sequence[Sequence[int]] | None, rows: np.ndarray) -> None:
+        """Let `rows` (N,) begin without tokens, with these `sources` if the model reads any.
+
+        Nothing continues the rows before, or they are new ones after the others. N is not 0.
+        """
 
     def read(self, tokens: Sequence[int], start: int) -> None:
         """Read a part of a prompt that no row has yet, after its first `start` tokens."""
 
     def add_read(self) -> None:
-        """Add a row with the tokens of the prompt that was read."""
+        """Add a row after the others, with the tokens of the prompt that was read."""
 
 
 @dataclass(frozen=True)

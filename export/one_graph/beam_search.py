@@ -23,8 +23,9 @@ EXCLUDED = np.array(EXCLUDED_SCORE, np.float32)
 STOPS, NEVER = 1, 2  # early_stopping: 0 is False, 1 True and 2 "never"
 
 
-class Beams:
-    """The best hypothesis of `num_beams`, by sum(log p) / length^length_penalty, and that score."""
+class GraphBeamSearch:
+    """A search of the best hypothesis of `num_beams`, by sum(log p) / length^length_penalty, and of
+    that score. Its attributes are those of `GraphTokenSearch`."""
 
     inputs = (
         TensorSpec("num_beams", "int64", PER_ROW),

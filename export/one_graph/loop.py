@@ -15,27 +15,21 @@ from ..graphs.ops import IR_VERSION, Ops, data_type, with_spec
 from ..inference.inputs import position_limit
 from ..specs.graph_spec import GraphSpec
 from ..specs.sequences import token_inputs
-from .beam_search import Beams
+from .beam_search import GraphBeamSearch
 from .generation_config import Rules
-from .searches import (
-    SAMPLING,
-    STEPS,
-    DeviceSearch,
-    GraphTokenSearch,
-    greedy_tokens,
-    sampled_tokens,
-)
+from .searches import SAMPLING, STEPS, GraphTokenSearch, greedy_tokens, sampled_tokens
 from .step import LoopInputs, Step
 
-SEARCHES: dict[str, Callable[[Rules], DeviceSearch]] = {
+Search = GraphTokenSearch | GraphBeamSearch
+SEARCHES: dict[str, Callable[[Rules], Search]] = {
     "greedy": lambda rules: GraphTokenSearch(rules, greedy_tokens),
     "sample": lambda rules: GraphTokenSearch(rules, sampled_tokens, SAMPLING),
-    "beam": Beams,
+    "beam": GraphBeamSearch,
 }
 IDS = ("batch_size", "source_length")
 
 
-def one_graph_spec(file: str, search: DeviceSearch, config: dict[str, Any]) -> GraphSpec:
+def one_graph_spec(file: str, search: Search, config: dict[str, Any]) -> GraphSpec:
     ids, mask = (
         replace(tensor, range=None, default=None) for tensor in token_inputs(config, IDS)[:2]
     )
@@ -44,7 +38,7 @@ def one_graph_spec(file: str, search: DeviceSearch, config: dict[str, Any]) -> G
 
 def one_graph(
     step: Step,
-    search: DeviceSearch,
+    search: Search,
     spec: GraphSpec,
     rules: Rules,
     config: dict[str, Any],
@@ -61,10 +55,10 @@ def one_graph(
     lengths = None
     prompt = ops.filled([ops.size(ids, 0), 1], np.int64(rules.options.decoder_start_token_id or 0))
     if config["model_type"] == "vanilla-decoder":
-        ids, mask, lengths = pad_left(ops, ids, mask, rules.options.pad_token_id or 0)
+        ids, mask, lengths = pad_left(ops, ids, mask, rules.options.pad_token_id)
         prompt = ids
     positions = position_limit(config)
-    limit = limit_steps(ops, max_steps(ops, settings), lengths, positions)
+    limit = limit_steps(ops, settings, lengths, positions)
     trips = ops("ReduceMax", limit, keepdims=0)
     inputs = LoopInputs(ops, ids, mask, search.beams(ops, settings), lengths, positions)
     last = ops("Slice", prompt, [-1], [np.iinfo(np.int64).max], [1])
@@ -81,21 +75,7 @@ def one_graph(
     return build_model(ops, list(settings.values()), results, spec, opsets)
 
 
-def max_steps(ops: Ops, settings: Values) -> Value:
-    """Return the maximum new tokens of each row, (B, 1): max_new_tokens, at most the number of
-    uniform numbers for sampling.
-
-    `settings` are the inputs of the graph by name.
-    """
-    steps = settings["max_new_tokens"]
-    return (
-        ops("Min", steps, ops("Shape", settings["uniforms"], start=1))
-        if "uniforms" in settings
-        else steps
-    )
-
-
-def state_types(step: Step, search: DeviceSearch, count: int) -> list[ir.TensorType]:
+def state_types(step: Step, search: Search, count: int) -> list[ir.TensorType]:
     """Return the types of the `count` states of the loop: tokens, states of the search, masks,
     caches.
 
@@ -130,12 +110,17 @@ def pad_left(ops: Ops, ids: Value, mask: Value, pad: int | None) -> tuple[Value,
     return moved, ops.cast(is_token, "int64"), lengths
 
 
-def limit_steps(ops: Ops, steps: Value, lengths: Value | None, positions: int | None) -> Value:
-    """Return `steps` (B, 1), at least 0 and at most `positions` + 1 - `lengths`.
+def limit_steps(ops: Ops, settings: Values, lengths: Value | None, positions: int | None) -> Value:
+    """Return the maximum new tokens of each row, (B, 1): max_new_tokens, at least 0 and at most
+    `positions` + 1 - `lengths`, and the number of uniform numbers for sampling.
 
-    `positions` is the size of a learned table, None for no limit. The last new token takes no
-    position. `lengths` (B, 1) are those of the prompts, None for prompts of 1 token.
+    `settings` are the inputs of the graph by name. `positions` is the size of a learned table, None
+    for no limit. The last new token takes no position. `lengths` (B, 1) are those of the prompts,
+    None for prompts of 1 token.
     """
+    steps = settings["max_new_tokens"]
+    if "uniforms" in settings:
+        steps = ops("Min", steps, ops("Shape", settings["uniforms"], start=1))
     steps = ops("Max", steps, 0)
     if positions is None:
         return steps
@@ -148,7 +133,7 @@ def limit_steps(ops: Ops, steps: Value, lengths: Value | None, positions: int | 
 
 
 def loop_body(
-    step: Step, search: DeviceSearch, inputs: LoopInputs, types: Sequence[ir.TensorType]
+    step: Step, search: Search, inputs: LoopInputs, types: Sequence[ir.TensorType]
 ) -> ir.Graph:
     """Return the body of the loop.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 from onnx_ir import Value
@@ -30,50 +29,13 @@ MIN_TEMPERATURE = np.array(1e-6, np.float32)
 ChooseTokens = Callable[[Ops, Value, Value, Values], Value]
 
 
-class DeviceSearch(Protocol):
-    """A search that selects the tokens of B inputs. `settings` are the inputs of the graph by name.
-
-    Args:
-        inputs: inputs of the graph beside ids, mask and max_new_tokens.
-        outputs: outputs of the graph.
-        dtypes: types of the states.
-    """
-
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    dtypes: tuple[str, ...]
-
-    def beams(self, ops: Ops, settings: Values) -> Value | None:
-        """Return the number of rows for each input, (1,), or None for one row. `settings` are the
-        inputs of the graph by name."""
-
-    def begin(
-        self, inputs: LoopInputs, settings: Values, prompt: Value, limit: Value
-    ) -> list[Value]:
-        """Return the states before the first token. At most `limit` (B, 1) tokens follow the
-        `prompt` (B, P).
-
-        `settings` are the inputs of the graph by name.
-        """
-
-    def advance(
-        self, ops: Ops, logits: Value, states: list[Value], position: Value
-    ) -> tuple[Value, Value | None, list[Value], Value]:
-        """Return the next tokens, their parents, the new states, and a scalar that is True to
-        continue.
-
-        Logits are (rows, V), tokens (rows, 1). The new tokens follow `position` (a scalar) new
-        tokens. The parents are the beams (B, K) that the tokens continue, None if each row
-        continues itself.
-        """
-
-    def end(self, ops: Ops, states: list[Value]) -> list[Value]:
-        """Return the outputs of the graph, in the order of `outputs`, from the last states."""
-
-
 class GraphTokenSearch:
     """A search of one token of each row, which `choose` returns, until its end token. Finished rows
-    get the fill token."""
+    get the fill token.
+
+    `inputs` are those of the graph beside ids, mask and max_new_tokens, `outputs` its outputs, and
+    `dtypes` the types of the states that go from one step to the next.
+    """
 
     outputs: tuple[TensorSpec, ...] = (SEQUENCES,)
     dtypes = ("int64", "bool")

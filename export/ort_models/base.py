@@ -186,6 +186,10 @@ class ORTModel(PushToHubMixin):
         configs = {CONFIG_NAME: self.config, GENERATION_CONFIG_NAME: self.generation_config}
         return {name: json_fields(config) for name, config in configs.items() if config is not None}
 
+    def __getstate__(self) -> dict[str, Any]:
+        # sentence-transformers sets `_save_pretrained` to a local function, which no pickle holds
+        return {name: value for name, value in vars(self).items() if name != "_save_pretrained"}
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)
 

@@ -11,7 +11,8 @@ import numpy as np
 from ..engine.alignments import cross_attentions, encoded
 from ..engine.capacity import batch_together
 from ..engine.encoder import EncoderScheduler
-from ..engine.inputs import Admission, Generated, GenerationInput, encoder_feeds
+from ..engine.inputs import Generated, GenerationInput, encoder_feeds
+from ..engine.limits import Admission
 from ..engine.loop import Engine
 from ..engine.model import OnnxModel
 from ..heads import EMBED, EMBED_MULTI_VECTOR, HEADS

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..engine.encoder import EncoderScheduler
-from ..engine.inputs import Admission
-from ..engine.limits import Arrangement
+from ..engine.forking import trim_heap
+from ..engine.limits import Admission, Arrangement
 from ..engine.loop import Client
-from ..engine.process import trim_heap
 from ..errors import RequestError, did_you_mean
 from ..heads import EMBED, EMBED_SPARSE, GENERATE, TRANSLATE, Task, has_task
 from ..inference.config import VISION

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 import uvicorn
 import uvloop
 
-from ..engine.process import SIGNALS, EngineProcess
+from ..engine.forking import SIGNALS
+from ..engine.process import EngineProcess
 from .connections import Connections, available_connections
 from .observability import capture_library_logs
 from .protocols.protocol import Protocol

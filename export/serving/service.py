@@ -16,11 +16,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from ..engine.encoder import EncoderScheduler
-from ..engine.inputs import Admission
-from ..engine.limits import Arrangement, arrange_workers
+from ..engine.forking import share_heap
+from ..engine.limits import Admission, Arrangement, arrange_workers
 from ..engine.loop import SWITCH_INTERVAL, Client, Engine, Observe
 from ..engine.model import check_threads, find_target, open_export, weight_bytes
-from ..engine.process import MAX_SILENCE, EngineProcess, ProcessEngine, share_heap
+from ..engine.process import MAX_SILENCE, EngineProcess, ProcessEngine
 from ..errors import UsageError
 from ..inference.devices import available_cpus
 from ..inference.export_info import TOKENIZERS, ExportInfo, json_object

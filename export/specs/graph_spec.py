@@ -21,10 +21,6 @@ class TensorSpec:
     range: tuple[int, int] | None = None
     default: int | None = None
 
-    @property
-    def axes(self) -> dict[int, str]:
-        return {index: size for index, size in enumerate(self.shape) if isinstance(size, str)}
-
 
 @dataclass(frozen=True)
 class GraphSpec:

@@ -11,14 +11,14 @@ from ..shared.options import is_integer
 Pair = tuple[str, str]
 
 
-def check_list(texts: object, expected: str) -> Sequence[Any]:
-    """Return `texts`. Raises ValueError unless it is a list or tuple that is not empty. `expected`
-    names its items in the message."""
-    if not isinstance(texts, list | tuple):
-        raise ValueError(f"texts is {reprlib.repr(texts)}, expected a list of {expected}")
-    if not texts:
-        raise ValueError("texts is empty, expected at least one text")
-    return texts
+def check_list(values: object, expected: str, name: str = "texts") -> Sequence[Any]:
+    """Return `values`. Raises ValueError unless it is a list or tuple that is not empty. In the
+    message `name` is the argument, and `expected` names its items."""
+    if not isinstance(values, list | tuple):
+        raise ValueError(f"{name} is {reprlib.repr(values)}, expected a list of {expected}")
+    if not values:
+        raise ValueError(f"{name} is empty, expected at least one text")
+    return values
 
 
 def check_text(text: object, name: str) -> str:
@@ -57,10 +57,11 @@ def check_texts(texts: object) -> list[str]:
     return [check_text(text, name) for text, name in with_names(check_list(texts, "strings"))]
 
 
-def check_strings(texts: object) -> list[str]:
+def check_strings(texts: object, name: str = "texts") -> list[str]:
     """Return `texts` as a list. Raises ValueError unless they are a list of strings, which may be
-    blank, and for an empty list."""
-    return [check_string(text, name) for text, name in with_names(check_list(texts, "strings"))]
+    blank, and for an empty list. `name` is the argument, for the message."""
+    items = with_names(check_list(texts, "strings", name))
+    return [check_string(text, item) for text, item in items]
 
 
 def check_texts_or_pairs(texts: object) -> list[str | Pair]:

@@ -31,15 +31,17 @@ class Detokenizer:
         self.num_returned = 0  # number of characters of the text of `tokens` that were returned
 
     def add(self, token: int) -> str:
-        """Add the token id `token` and return the new text. It is empty for a special token, and
-        while later tokens can change it.
+        """Add the token id `token` and return the new text. It is empty for a special token, for an
+        id that the tokenizer lacks, and while later tokens can change it.
 
         Raises TokenizerError if the tokenizer fails.
         """
-        if token in self.special_ids:
+        name = self.tokenizer.id_to_token(token)
+        # the model may have more tokens than the tokenizer, which leaves them out of the text
+        if token in self.special_ids or name is None:
             return ""
         self.tokens.append(token)
-        if SINGLE_BYTE.fullmatch(self.tokenizer.id_to_token(token) or ""):
+        if SINGLE_BYTE.fullmatch(name):
             return ""
         text = self.decode(self.tokens)
         is_open = text.endswith(REPLACEMENT)

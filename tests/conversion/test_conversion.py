@@ -1,5 +1,7 @@
 """Tests of conversion from other families: outputs and tokens match, for random configs."""
 
+import functools
+
 import pytest
 import torch
 from checkpoints import edit_json
@@ -53,11 +55,25 @@ def supported_dtype(family, dtype):
     return torch.float32 if family == "xglm" else dtype
 
 
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """A family, a class, a dtype and a seed -> a random model of theirs and ours, converted once.
+
+    Tests do not change them.
+    """
+
+    @functools.cache
+    def make(family, architecture, dtype, seed):
+        theirs = random_model(architecture, random_config(family, architecture, seed), dtype)
+        return theirs, converted(theirs, tmp_path_factory.mktemp("pair"), dtype)
+
+    return make
+
+
 @every_class_once(ARCHITECTURES)
-def test_converted_checkpoint_gives_same_outputs(family, architecture, dtype, seed, tmp_path):
+def test_converted_checkpoint_gives_same_outputs(family, architecture, dtype, seed, pair):
     dtype = supported_dtype(family, dtype)
-    theirs = random_model(architecture, random_config(family, architecture, seed), dtype)
-    ours = converted(theirs, tmp_path, dtype)
+    theirs, ours = pair(family, architecture, dtype, seed)
     inputs = make_arguments(theirs)
     expected, got = compute_outputs(theirs, inputs), compute_outputs(ours, inputs)
     if architecture == "ElectraForPreTraining":
@@ -162,10 +178,9 @@ def test_export_of_converted_model_generates_same_tokens(family, architecture, t
 
 @DTYPES_AND_SEEDS
 @pytest.mark.parametrize("family, architecture", DECODERS)
-def test_left_padding_and_cache_give_same_logits(family, architecture, dtype, seed, tmp_path):
+def test_left_padding_and_cache_give_same_logits(family, architecture, dtype, seed, pair):
     dtype = supported_dtype(family, dtype)
-    theirs = random_model(architecture, random_config(family, architecture, seed), dtype)
-    ours = converted(theirs, tmp_path, dtype)
+    theirs, ours = pair(family, architecture, dtype, seed)
     mask = RIGHT.flip(1)
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     ids = torch.randint(3, theirs.config.vocab_size, mask.shape)
@@ -184,9 +199,8 @@ def test_left_padding_and_cache_give_same_logits(family, architecture, dtype, se
 
 @DTYPES_AND_SEEDS
 @pytest.mark.parametrize("family, architecture", PAIRS)
-def test_encoder_decoder_cache_gives_same_logits(family, architecture, dtype, seed, tmp_path):
-    theirs = random_model(architecture, random_config(family, architecture, seed), dtype)
-    ours = converted(theirs, tmp_path, dtype)
+def test_encoder_decoder_cache_gives_same_logits(family, architecture, dtype, seed, pair):
+    theirs, ours = pair(family, architecture, dtype, seed)
     inputs = make_arguments(theirs) | dict(use_cache=True)
     later = torch.randint(3, theirs.config.vocab_size - 2, (3, 2))
     results = []

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import vanilla_transformer
 from vanilla_transformer.conversion import convert
 from vanilla_transformer.conversion.converter import as_class, get_converter
-from vanilla_transformer.conversion.plan_parts import common_fields, read_known_config
+from vanilla_transformer.conversion.plan_parts import read_known_config, vanilla_config
 from vanilla_transformer.source import Source
 
 NAMES = pytest.mark.parametrize("name", HUB_ENCODERS)
@@ -88,10 +88,9 @@ def test_config_on_hub_gives_fields_and_published_size(name, tmp_path):
     encoder = HUB_ENCODERS[name]
     theirs = write_config(tmp_path / "hub", encoder.content)
     converter = get_converter(theirs.model_type)
-    config = as_class(theirs, encoder.architecture)
-    fields = common_fields(theirs) | converter.to_vanilla_config(config, ())
+    theirs = as_class(theirs, encoder.architecture)
     model_class = getattr(vanilla_transformer, converter.ARCHITECTURES[encoder.architecture])
-    config = model_class.config_class(**fields)
+    config = vanilla_config(theirs, converter, (), model_class.config_class)
     for field, value in encoder.expected.items():
         assert getattr(config, field) == value
     with torch.device("meta"):

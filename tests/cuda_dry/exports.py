@@ -31,7 +31,7 @@ from vanilla_transformer_export.heads import (
 )
 
 DTYPES = ("fp32", "fp16", "bf16", "int8", "int4")
-# models whose config options are all exported; of others only the first config
+# models whose config options are all exported; of others only the first config, and mean pooling
 WITH_VARIANTS = {*GENERATORS, "VanillaEncoderForMaskedLM", "VanillaVisionForImageClassification"}
 CARD = Path(__file__).parents[2] / "model_cards" / "vanilla-seq2seq-tiny-multi30k-en-de"
 
@@ -60,7 +60,9 @@ def cases() -> Iterator[Case]:
         if architecture == M3_EMBEDDING:  # has the graph of VanillaEncoderModel
             continue
         names = [name for name in variants(architecture) if name != "shortlist"]
-        for variant in names if architecture in WITH_VARIANTS else names[:1]:
+        if architecture not in WITH_VARIANTS:
+            names = names[:1] + ["mean"] * architecture.endswith("EncoderForSequenceClassification")
+        for variant in names:
             for dtype in DTYPES:
                 yield Case(architecture, variant, dtype)
 

@@ -7,8 +7,9 @@ from messages import raises
 from opened_engines import open_client
 from targets import SIZES
 
-from vanilla_transformer_export.engine.inputs import Admission, generation_inputs
+from vanilla_transformer_export.engine.inputs import generation_inputs
 from vanilla_transformer_export.engine.limits import (
+    Admission,
     Arrangement,
     Pace,
     arrange_workers,

@@ -16,7 +16,7 @@ def test_select_gives_rows_the_caches_of_their_parents_with_fewest_copies(
 ):
     client = open_client(exported_for("causal", "cpu")[1], slots=groups * beams)
     rows, rng, count = first_batch(client).joining, np.random.default_rng(beams), groups * beams
-    rows.add(None, count)
+    rows.add(None, np.arange(count))
     rows.lengths[:] = 1
     copies, copy = [], rows.copy
 

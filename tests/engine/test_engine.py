@@ -19,8 +19,8 @@ from targets import SIZES
 from vanilla_transformer_export import Runtime
 from vanilla_transformer_export.engine.capacity import batch_together, open_batch
 from vanilla_transformer_export.engine.groups import Cohort, start_request
-from vanilla_transformer_export.engine.inputs import LENGTH, STOP, Admission
-from vanilla_transformer_export.engine.limits import Pace
+from vanilla_transformer_export.engine.inputs import LENGTH, STOP
+from vanilla_transformer_export.engine.limits import Admission, Pace
 from vanilla_transformer_export.engine.loop import Engine
 from vanilla_transformer_export.engine.model import open_for_workers
 from vanilla_transformer_export.errors import RequestError, SessionError, UsageError
@@ -172,12 +172,14 @@ def run_in_batch(jobs, model, order, slots, most_joining):
     waiting = [client_request.waiting[place] for place in order]
     rng = random.Random(len(order))
     while waiting or batch.running or batch.prefilling:
-        joining = []
+        joining, free = [], batch.num_free_rows + batch.num_spare_rows
         while (
             waiting
             and len(joining) < rng.randint(0, most_joining)
+            and waiting[0].num_rows <= free
             and batch.fits(waiting[0], joining)
         ):
+            free -= waiting[0].num_rows
             joining.append(waiting.pop(0))
         batch.join(joining)
         batch.step()

@@ -61,6 +61,21 @@ def load(export):
     return run_load(export)
 
 
+@pytest.fixture(scope="module")
+def shared(export, tmp_path_factory):
+    """A server for tests that leave it as it was."""
+    with serving(export, tmp_path_factory.mktemp("shared") / "log") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def small(export, tmp_path_factory):
+    """The same with two slots and room for three rows that wait."""
+    flags = ("--slots", "2", "--workers", "1", "--queue", "3")
+    with serving(export, tmp_path_factory.mktemp("small") / "log", *flags) as server:
+        yield server
+
+
 def start_patched(code: str, export: Path, log: Path, *flags: str) -> Server:
     """Return a server whose process runs `code` first."""
     main = "from vanilla_transformer_export.cli.main import main\nmain(sys.argv[1:])"
@@ -106,57 +121,50 @@ def test_workers_run_in_child_process_and_server_loads_no_onnxruntime(export, lo
     assert not Path(f"/proc/{child}").exists()
 
 
-def test_child_metrics_are_reported_by_server(export, tmp_path):
+def test_child_metrics_are_reported_by_server(export, shared):
     """The request has one row, so each token is one step."""
     runtime = TextRuntime(export, threads=1)
     # without the start token
     tokens = runtime.runtime.generate(np.array(runtime.rows(["w5 w6"]))).shape[1] - 1
-    with serving(export, tmp_path / "log") as server:
 
-        def measured():
-            names = (
-                "tokens_total",
-                "batch_rows_sum",
-                "queue_seconds_count",
-                "first_token_seconds_count",
-                "rows_running",
-            )
-            return [metric(server, f"vanilla_transformer_{name}") for name in names]
+    def measured():
+        names = (
+            "tokens_total",
+            "batch_rows_sum",
+            "queue_seconds_count",
+            "first_token_seconds_count",
+            "rows_running",
+        )
+        return [metric(shared, f"vanilla_transformer_{name}") for name in names]
 
-        before = measured()
-        server.post("/translate", json.loads(body("w5 w6")))
-        expected = [tokens, tokens, 1, 1, 0]
-        wait_until(lambda: [after - first for after, first in zip(measured(), before)] == expected)
+    before = measured()
+    shared.post("/translate", json.loads(body("w5 w6")))
+    expected = [tokens, tokens, 1, 1, 0]
+    wait_until(lambda: [after - first for after, first in zip(measured(), before)] == expected)
 
 
-def test_slots_used_ratio_is_1_under_load_and_0_when_idle(export, load, tmp_path):
+def test_slots_used_ratio_is_1_under_load_and_0_when_idle(small, load):
     def share():
-        return metric(server, "vanilla_transformer_slots_used_ratio")
+        return metric(small, "vanilla_transformer_slots_used_ratio")
 
-    with (
-        serving(export, tmp_path / "log", "--slots", "2", "--workers", "1") as server,
-        ThreadPoolExecutor(1) as pool,
-    ):
+    with ThreadPoolExecutor(1) as pool:
         assert share() == 0
-        loading = pool.submit(server.load, **load, connections=8, seconds=1.0)
+        loading = pool.submit(small.load, **load, connections=8, seconds=1.0)
         wait_until(lambda: share() == 1)
         assert_no_harm(loading.result())
         wait_until(lambda: share() == 0)
 
 
-def test_full_queue_returns_429_and_vanished_clients_leave_no_rows(export, load, tmp_path):
-    with serving(
-        export, tmp_path / "log", "--slots", "2", "--workers", "1", "--queue", "3"
-    ) as server:
-        result = server.load(**load, connections=40, seconds=1.0)
-        assert_no_harm(result)
-        assert result["statuses"]["429"] > 0 and result["statuses"]["200"] > 20
-        gone = [connect(server, request(text)) for text in TEXTS]
-        for connection in gone:
-            vanish(connection)
-        wait_until(lambda: not metric(server, "vanilla_transformer_rows_waiting"))
-        wait_until(lambda: not metric(server, "vanilla_transformer_rows_running"))
-        assert server.post("/translate", json.loads(body("w5")))["translatedText"]
+def test_full_queue_returns_429_and_vanished_clients_leave_no_rows(small, load):
+    result = small.load(**load, connections=40, seconds=1.0)
+    assert_no_harm(result)
+    assert result["statuses"]["429"] > 0 and result["statuses"]["200"] > 20
+    gone = [connect(small, request(text)) for text in TEXTS]
+    for connection in gone:
+        vanish(connection)
+    wait_until(lambda: not metric(small, "vanilla_transformer_rows_waiting"))
+    wait_until(lambda: not metric(small, "vanilla_transformer_rows_running"))
+    assert small.post("/translate", json.loads(body("w5")))["translatedText"]
 
 
 def test_reduced_connection_limit_is_logged_and_max_length_1_is_served(export, tmp_path):
@@ -273,15 +281,14 @@ def is_ready(server: Server, path: str) -> bool:
         return False
 
 
-def test_server_is_not_ready_while_child_is_stopped(export, tmp_path):
-    with serving(export, tmp_path / "log") as server:
-        child, paths = server.processes[1], ("/health/ready", "/v2/health/ready")
-        assert all(is_ready(server, path) for path in paths)
-        os.kill(child, signal.SIGSTOP)
-        wait_until(lambda: not any(is_ready(server, path) for path in paths))
-        assert server.status("/health/live") == 200
-        os.kill(child, signal.SIGCONT)
-        wait_until(lambda: all(is_ready(server, path) for path in paths))
+def test_server_is_not_ready_while_child_is_stopped(shared):
+    child, paths = shared.processes[1], ("/health/ready", "/v2/health/ready")
+    assert all(is_ready(shared, path) for path in paths)
+    os.kill(child, signal.SIGSTOP)
+    wait_until(lambda: not any(is_ready(shared, path) for path in paths))
+    assert shared.status("/health/live") == 200
+    os.kill(child, signal.SIGCONT)
+    wait_until(lambda: all(is_ready(shared, path) for path in paths))
 
 
 def count_wakeups(server: Server) -> int:
@@ -293,17 +300,16 @@ def count_wakeups(server: Server) -> int:
     )
 
 
-def test_idle_server_sleeps_and_knows_the_time(export, tmp_path):
-    with serving(export, tmp_path / "log") as server:
-        before = server.post("/translate", json.loads(body("w5 w6")))
-        time.sleep(1.5)  # for the checks after the connection was closed
-        wakeups = count_wakeups(server)
-        time.sleep(2)
-        assert count_wakeups(server) - wakeups <= 4  # ten times a second would be 20 and more
-        with urllib.request.urlopen(server.url("/health/live"), timeout=10) as answer:
-            date = parsedate_to_datetime(answer.headers["Date"])
-        assert abs(date.timestamp() - time.time()) < 1.5
-        assert server.post("/translate", json.loads(body("w5 w6"))) == before
+def test_idle_server_sleeps_and_knows_the_time(shared):
+    before = shared.post("/translate", json.loads(body("w5 w6")))
+    time.sleep(1.5)  # for the checks after the connection was closed
+    wakeups = count_wakeups(shared)
+    time.sleep(2)
+    assert count_wakeups(shared) - wakeups <= 4  # ten times a second would be 20 and more
+    with urllib.request.urlopen(shared.url("/health/live"), timeout=10) as answer:
+        date = parsedate_to_datetime(answer.headers["Date"])
+    assert abs(date.timestamp() - time.time()) < 1.5
+    assert shared.post("/translate", json.loads(body("w5 w6"))) == before
 
 
 # --------------------------------------------------------------------------------------- fair turns

@@ -6,6 +6,7 @@ import itertools
 import os
 import shutil
 import threading
+import time
 
 import numpy as np
 import onnxruntime
@@ -238,7 +239,9 @@ def test_directory_is_rejected_until_manifest_is_written(exports, tmp_path):
 @pytest.mark.slow
 def test_concurrent_readers_of_replaced_export_never_see_a_mix(exports, tmp_path):
     """One thread swaps the two exports repeatedly, while the others open the current one."""
+    start = time.perf_counter()
     expected = [answer(directory) for directory in exports]
+    seconds = time.perf_counter() - start  # some readers end between two swaps
     out, ends = tmp_path / "out", threading.Event()
     spare = [
         shutil.copytree(directory, tmp_path / str(number))
@@ -251,7 +254,7 @@ def test_concurrent_readers_of_replaced_export_never_see_a_mix(exports, tmp_path
         for number in itertools.cycle((0, 1)):
             out.rename(spare[number])
             spare[1 - number].rename(out)
-            if ends.wait(0.02 * (number + 1)):
+            if ends.wait(seconds * (number + 1)):
                 return
 
     def read():

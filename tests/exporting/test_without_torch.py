@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from subprocess import PIPE
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ for line in sys.stdin:
             main(json.loads(line))
         except SystemExit as exit:
             error = str(exit.code) if isinstance(exit.code, str) else errors.getvalue()
-    print(json.dumps([error, output.getvalue(), errors.getvalue()]))
+    print(json.dumps([error, output.getvalue(), errors.getvalue()]), flush=True)
 assert sys.modules["torch"] is sys.modules["transformers"] is None
 """
 CONFIG_FIELDS = """
@@ -111,14 +112,19 @@ def run(code, lines, **settings):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def without_torch(*commands):
-    """Run `commands` without torch.
+@pytest.fixture(scope="module")
+def without_torch():
+    """Commands -> the error or None, the output and the warnings of each, in a process without
+    torch."""
+    command = [sys.executable, "-W", "always", "-c", COMMANDS]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as process:
 
-    Return the error or None, the output and the warnings of each.
-    """
-    return run(
-        COMMANDS, [json.dumps([str(argument) for argument in command]) for command in commands]
-    )
+        def answer(arguments):
+            print(json.dumps([str(word) for word in arguments]), file=process.stdin, flush=True)
+            return json.loads(process.stdout.readline())
+
+        yield lambda *commands: [answer(arguments) for arguments in commands]
+    assert process.returncode == 0
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +176,7 @@ def without_parity(manifest):
     return {**kept, "variants": graphs}
 
 
-def test_files_match_export_with_torch(checkpoints, tmp_path):
+def test_files_match_export_with_torch(checkpoints, tmp_path, without_torch):
     assert len(list((checkpoints / "seq2seq in shards").glob("*.safetensors"))) > 1
     commands = []
     for name, options in EXPORTS.items():
@@ -210,7 +216,7 @@ def test_files_match_export_with_torch(checkpoints, tmp_path):
         assert "parity_reason" not in expected or default_parity(expected) is None
 
 
-def test_export_without_torch_can_be_verified_and_run(checkpoints, tmp_path):
+def test_export_without_torch_can_be_verified_and_run(checkpoints, tmp_path, without_torch):
     from vanilla_transformer_export import load_checkpoint
 
     [[error, *_]] = without_torch(
@@ -306,7 +312,7 @@ def without(content, names):
     return {name: value for name, value in content.items() if name not in names}
 
 
-def test_generation_config_matches_transformers(checkpoints, tmp_path):
+def test_generation_config_matches_transformers(checkpoints, tmp_path, without_torch):
     changes = {"missing": None, "invalid": {"eos_token_id": -1}}
     changes |= {"settings": {"max_length": 30, "num_beams": 4, "temperature": 0.5}}
     for name, settings in changes.items():
@@ -407,7 +413,9 @@ FAULTS = {
 }
 
 
-def test_damaged_checkpoint_is_one_line_error_with_and_without_torch(checkpoints, tmp_path):
+def test_damaged_checkpoint_is_one_line_error_with_and_without_torch(
+    checkpoints, tmp_path, without_torch
+):
     commands = []
     for name, (damage, _) in FAULTS.items():
         damage(shutil.copytree(checkpoints / "encoder", tmp_path / name))
@@ -421,7 +429,7 @@ def test_damaged_checkpoint_is_one_line_error_with_and_without_torch(checkpoints
     assert not (tmp_path / "out").exists()
 
 
-def test_error_names_truncated_shard(checkpoints, tmp_path):
+def test_error_names_truncated_shard(checkpoints, tmp_path, without_torch):
     checkpoint = copy_folder(checkpoints / "seq2seq in shards", tmp_path)
     shard = sorted(checkpoint.glob("*.safetensors"))[1]
     truncate(shard)
@@ -442,7 +450,7 @@ def test_full_disk_leaves_nothing_behind(checkpoints, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_error_names_extra_for_features_that_need_torch(checkpoints, tmp_path):
+def test_error_names_extra_for_features_that_need_torch(checkpoints, tmp_path, without_torch):
     bert, gpt2 = tmp_path / "bert", tmp_path / "gpt2"
     shape = {
         "hidden_size": 16,

@@ -9,7 +9,7 @@ from checkpoints import CHECKPOINTS, build
 from messages import raises
 
 from vanilla_transformer import VanillaDecoderConfig, VanillaEncoderConfig, VanillaSeq2SeqConfig
-from vanilla_transformer.adapters import register_adapters
+from vanilla_transformer.registration import register_adapters
 
 TYPES = [
     config.model_type

@@ -5,7 +5,6 @@ import pytest
 import reference
 import torch
 from checkpoints import perturbed, toy_corpus
-from matplotlib.figure import Figure
 from messages import check_message, raises
 from PIL import Image
 
@@ -297,7 +296,7 @@ def test_full_disk_leaves_no_partial_figure(checkpoint, tmp_path, monkeypatch):
         file.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Figure, "savefig", save_half)
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", save_half)
     with raises(OSError, seen="map.png"):
         save_attention_maps(checkpoint, tmp_path / "map.png", SOURCE, TARGET)
     assert list(tmp_path.iterdir()) == []

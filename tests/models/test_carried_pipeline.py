@@ -208,7 +208,7 @@ def test_train_writes_custom_pipelines_for_translation(checkpoint, tmp_path):
         'pipeline("translation", model=..., trust_remote_code=True)' in card
         and "translation_xx_to_yy" in card
     )
-    # test_model_cards.py runs this code without the package
+    # test_remote_code.py runs this code without the package
     assert (tmp_path / "result" / CODE).read_bytes() == (checkpoint / CODE).read_bytes()
 
 

@@ -6,11 +6,9 @@
 import filecmp
 import functools
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -133,42 +131,6 @@ def test_make_cards_writes_repositories_of_plain_files(tmp_path):
         repository = tmp_path / "build/cards" / card.name
         assert not any(path.is_symlink() for path in repository.iterdir())
         assert not filecmp.cmpfiles(card, repository, [path.name for path in card.iterdir()])[1]
-
-
-# Print the logits of repositories as JSON, without the package, and a translation of those that
-# translate. Arguments: an Auto class and a directory, for each.
-CODE_WITHOUT_PACKAGE = """
-import json, sys
-sys.modules["vanilla_transformer"] = None
-import torch, transformers
-
-tokens, logits = torch.tensor([[5, 6, 7]]), []
-for name, directory in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
-    model = getattr(transformers, name).from_pretrained(directory, trust_remote_code=True)
-    target = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {}
-    logits.append(model(tokens, **target).logits.tolist())
-    if model.config.is_encoder_decoder:
-        translate = transformers.pipeline("translation", directory, trust_remote_code=True)
-        logits.append(translate("A dog runs."))
-print(json.dumps(logits))
-"""
-
-
-def test_cards_load_without_package(tmp_path):
-    names = ("decoder-tiny-shakespeare", "encoder-tiny-sst2", "seq2seq-tiny-multi30k-en-de")
-    few = [FOLDER / f"vanilla-{name}" for name in names]
-    arguments = [word for card in few for word in (AUTO[task(card)].__name__, card)]
-    command = [sys.executable, "-c", CODE_WITHOUT_PACKAGE, *arguments]
-    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path)}
-    process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert process.returncode == 0, process.stderr[-3000:]
-    tokens = torch.tensor([[5, 6, 7]])
-    *results, translation = json.loads(process.stdout)
-    assert translation == transformers.pipeline("translation", str(few[-1]))("A dog runs.")
-    for card, logits in zip(few, results, strict=True):
-        target = {"decoder_input_ids": tokens} if "seq2seq" in card.name else {}
-        expected = load(card)(tokens, **target).logits
-        torch.testing.assert_close(torch.tensor(logits), expected)
 
 
 @cards()

@@ -390,56 +390,56 @@ WAYS = [
     ("static", [1] * 7, "sdpa"),
     ("static", [3, 1, 3], "eager"),
 ]
-each_way = pytest.mark.parametrize("kind, chunks, attention", WAYS)
 
 
-@each_way
 @pytest.mark.parametrize("change", CACHED)
 @pytest.mark.parametrize("variant", ["decoder", "seq2seq"])
-def test_cached_decoding_matches_full_pass(variant, change, chunks, kind, attention):
-    model, weights, paper = build(variant, change, attention)
+def test_cached_decoding_matches_full_pass(variant, change):
+    model, weights, paper = build(variant, change)
     batch = dict(
         tokens=token_rows(LENGTH),
         mask=torch.ones_like(MASK),
         positions=torch.arange(7).expand(3, -1),
     )
     batch |= dict(source=token_rows(SOURCE_LENGTH), source_mask=SOURCE_MASK)
-
-    cache, logits = cache_for(model, kind), []
-    for chunk in batch["tokens"].split(chunks, dim=1):
-        if variant == "seq2seq":
-            inputs = dict(
-                input_ids=batch["source"], attention_mask=SOURCE_MASK, decoder_input_ids=chunk
-            )
-        else:
+    source = dict(input_ids=batch["source"], attention_mask=SOURCE_MASK)
+    expected = expected_logits(variant, weights, paper, batch)
+    for kind, chunks, attention in WAYS:
+        model.set_attn_implementation(attention)
+        cache, logits = cache_for(model, kind), []
+        for chunk in batch["tokens"].split(chunks, dim=1):
             inputs = dict(input_ids=chunk)
-        outputs = model(**inputs, past_key_values=cache, use_cache=True)
-        cache = outputs.past_key_values
-        logits.append(outputs.logits)
-    cache_class = StaticCache if kind == "static" else DynamicCache
-    assert isinstance(cache, EncoderDecoderCache if variant == "seq2seq" else cache_class)
-    assert_close(torch.cat(logits, dim=1), expected_logits(variant, weights, paper, batch))
+            if variant == "seq2seq":
+                inputs = source | dict(decoder_input_ids=chunk)
+            outputs = model(**inputs, past_key_values=cache, use_cache=True)
+            cache = outputs.past_key_values
+            logits.append(outputs.logits)
+        cache_class = StaticCache if kind == "static" else DynamicCache
+        assert isinstance(cache, EncoderDecoderCache if variant == "seq2seq" else cache_class)
+        assert_close(torch.cat(logits, dim=1), expected)
 
 
-@each_way
 @pytest.mark.parametrize("change", CACHED)
-def test_cached_decoding_of_padded_rows_matches_full_pass(attention, change, chunks, kind):
-    model, weights, paper = build("decoder", change, attention)
+def test_cached_decoding_of_padded_rows_matches_full_pass(change):
+    model, weights, paper = build("decoder", change)
     batch = dict(tokens=token_rows(LENGTH), mask=MASK, positions=POSITIONS)
-    cache, logits, seen = cache_for(model, kind), [], 0
-    for length in chunks:
-        seen += length
-        chunk_slice = slice(seen - length, seen)
-        outputs = model(
-            batch["tokens"][:, chunk_slice],
-            MASK[:, :seen],
-            POSITIONS[:, chunk_slice],
-            past_key_values=cache,
-            use_cache=True,
-        )
-        cache = outputs.past_key_values
-        logits.append(outputs.logits)
-    assert_close(torch.cat(logits, dim=1), expected_logits("decoder", weights, paper, batch), MASK)
+    expected = expected_logits("decoder", weights, paper, batch)
+    for kind, chunks, attention in WAYS:
+        model.set_attn_implementation(attention)
+        cache, logits, seen = cache_for(model, kind), [], 0
+        for length in chunks:
+            seen += length
+            chunk_slice = slice(seen - length, seen)
+            outputs = model(
+                batch["tokens"][:, chunk_slice],
+                MASK[:, :seen],
+                POSITIONS[:, chunk_slice],
+                past_key_values=cache,
+                use_cache=True,
+            )
+            cache = outputs.past_key_values
+            logits.append(outputs.logits)
+        assert_close(torch.cat(logits, dim=1), expected, MASK)
 
 
 # ---------------------------------------------------------------------------------------- positions

@@ -51,9 +51,10 @@ every_saved_model = pytest.mark.parametrize(
 )
 
 # Runs in a fresh process, in a directory with the checkpoints `variant/AutoClass`. Loads each,
-# writes its results, saves some under `again/`, and loads that copy. Errors are written beside the
-# checkpoint. transformers separates the code of checkpoints by folder name, so a checkpoint with
-# other code is `variant/AutoClass-which`.
+# writes its results, saves some under `again/`, and loads that copy. `cards/AutoClass` are copies
+# of model cards, one of which translates. Errors are written beside the checkpoint. transformers
+# separates the code of checkpoints by folder name, so a checkpoint with other code is
+# `variant/AutoClass-which`.
 ELSEWHERE = (
     f"SAVED_AGAIN = {SAVED_AGAIN}"
     + """
@@ -90,7 +91,8 @@ def outcome(outputs):
 
 
 def is_saved_again(directory):
-    return directory.name.partition("-")[0].endswith(SAVED_AGAIN)
+    is_card = directory.parent.name == "cards"
+    return not is_card and directory.name.partition("-")[0].endswith(SAVED_AGAIN)
 
 
 def examine(directory, given):
@@ -109,7 +111,7 @@ def examine(directory, given):
     items = models | {"config": model.config}
     classes = {name: str(type(item)) for name, item in items.items()}
     # All classes from the first model of a variant; every checkpoint has the same code and names.
-    is_first = directory.name.startswith("AutoModel-") or directory.name == "AutoModel"
+    is_first = directory.name.partition("-")[0] == "AutoModel" and directory.parts[0] != "again"
     for auto_name in model.config.auto_map.keys() - {"AutoConfig", "AutoModel"} if is_first else ():
         try:
             auto_class = getattr(transformers, auto_name)
@@ -129,11 +131,22 @@ for directory in map(Path, sys.argv[1:]):
             again = "again" / directory
             model.save_pretrained(again)
             examine(again, given)
+        if (directory / "source.txt").exists():
+            text = (directory / "source.txt").read_text()
+            translate = transformers.pipeline("translation", directory, trust_remote_code=True)
+            (directory / "translation.json").write_text(json.dumps(translate(text)))
     except Exception:
         (directory / "error.txt").write_text(traceback.format_exc())
 """
 )
 
+
+CARDS = {  # one of each task
+    "AutoModelForCausalLM": "vanilla-decoder-tiny-shakespeare",
+    "AutoModelForSequenceClassification": "vanilla-encoder-tiny-sst2",
+    "AutoModelForSeq2SeqLM": "vanilla-seq2seq-tiny-multi30k-en-de",
+}
+SENTENCE = "A dog runs."
 
 CHANGES = {  # together all kinds of positions and all optional parts of each variant
     "encoder": dict(
@@ -183,7 +196,8 @@ def read_code(directory):
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Run `ELSEWHERE` on a checkpoint of each model class and on base models with older code.
+    """Run `ELSEWHERE` on a checkpoint of each model class, on base models with older code and on
+    cards.
 
     Return its directory.
     """
@@ -200,6 +214,15 @@ def root(tmp_path_factory):
         directories.append(f"{variant}/AutoModel-before")
         shutil.copytree(root / variant / "AutoModel", root / directories[-1])
         write_older_code(root / directories[-1])
+    for auto_name, name in CARDS.items():
+        directories.append(f"cards/{auto_name}")
+        shutil.copytree(PACKAGE.with_name("model_cards") / name, root / directories[-1])
+        tokens = torch.tensor([[5, 6, 7]])
+        given = {"input_ids": tokens}
+        if auto_name == "AutoModelForSeq2SeqLM":
+            given["decoder_input_ids"] = tokens.clone()
+            (root / directories[-1] / "source.txt").write_text(SENTENCE)
+        save_file(given, root / directories[-1] / "given.safetensors")
     cache_variables = dict(
         HF_HOME=str(root / "home"), HF_MODULES_CACHE=str(root / "modules"), HF_HUB_OFFLINE="1"
     )
@@ -300,3 +323,17 @@ def test_generated_tokens_match_installed_package(root, variant, auto_name, agai
         inputs["input_ids"], num_beams=beams, max_new_tokens=6, do_sample=False
     )
     assert results[f"{beams} beams"].tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("auto_name", CARDS)
+def test_card_gives_same_outputs_as_installed_package(root, auto_name):
+    directory = root / "cards" / auto_name
+    assert not (directory / "error.txt").exists(), (directory / "error.txt").read_text()
+    model = getattr(transformers, auto_name).from_pretrained(directory)
+    results = load_file(directory / "results.safetensors")
+    with torch.no_grad():
+        logits = model(**load_file(directory / "given.safetensors")).logits
+    torch.testing.assert_close(results["model"].view_as(logits), logits)
+    if auto_name == "AutoModelForSeq2SeqLM":
+        translation = transformers.pipeline("translation", str(directory))(SENTENCE)
+        assert json.loads((directory / "translation.json").read_text()) == translation

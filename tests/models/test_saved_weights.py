@@ -59,13 +59,15 @@ PARTS = {
 }
 
 
+# Base models and language models have all parts, other heads half of them in turn.
 @pytest.mark.parametrize(
     "auto_name, model_class, changes",
     [
         pytest.param(auto_name, model_class, changes, id=f"{short_name(model_class)}-{name}")
-        for auto_name, model_class in AUTO
-        for name, changes in PARTS.items()
+        for place, (auto_name, model_class) in enumerate(AUTO)
+        for turn, (name, changes) in enumerate(PARTS.items())
         if model_class in ENCODERS or name != "pooler, transform"
+        if model_class in (*BASE, *LANGUAGE_MODELS) or (place + turn) % 2
     ],
 )
 def test_auto_classes_load_saved_model(auto_name, model_class, changes, tmp_path):
@@ -316,17 +318,26 @@ def test_unshared_source_embedding_gets_gradients_from_source_only():
 # --------------------------------------------------------------------------------- new vocabularies
 
 
-# Each three of: whether the embeddings are narrow, a bias, whether weights are tied, and the size.
+# Each two of these for each class: whether embeddings are narrow, a bias, and whether weights are
+# tied. Each two of these and the size for all classes together.
 RESIZED = [
-    pytest.param(changes, bias, tied, V - 7 if is_narrow ^ bias ^ tied else V + 7)
+    pytest.param(
+        model_class,
+        changes,
+        bias,
+        tied,
+        V - 7 if is_narrow ^ bias ^ (place > 1) else V + 7,
+        id=f"{short_name(model_class)}-{'narrow' if is_narrow else 'wide'}-{bias}-{tied}",
+    )
+    for place, model_class in enumerate(LANGUAGE_MODELS)
     for is_narrow, changes in enumerate([{}, NARROW])
     for bias in (True, False)
     for tied in (True, False)
+    if is_narrow ^ bias ^ tied ^ (place % 2)
 ]
 
 
-@pytest.mark.parametrize("changes, bias, tied, size", RESIZED)
-@over(LANGUAGE_MODELS)
+@pytest.mark.parametrize("model_class, changes, bias, tied, size", RESIZED)
 def test_resized_vocabulary_keeps_old_logits_and_generates(
     model_class, changes, bias, tied, size, tmp_path
 ):

@@ -4,12 +4,13 @@ import copy
 import importlib.util
 import json
 import logging
-import multiprocessing
 import os
 import pickle
 import shutil
 import subprocess
 import sys
+from multiprocessing.context import set_spawning_popen
+from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
 
 import numpy as np
@@ -294,16 +295,23 @@ def test_temporary_export_is_shared_by_copies_and_processes_but_not_pickled(save
     folder, copies = model.runtime.info.directory, [copy.copy(model), copy.deepcopy(model)]
     with pytest.raises(pickle.PicklingError, match="call save_pretrained"):
         pickle.dumps(model)
-    process = multiprocessing.get_context("spawn").Process(target=model, args=(IDS,))
-    process.start()
-    process.join(300)
-    assert process.exitcode == 0
+    set_spawning_popen(True)  # as while a process starts
+    try:
+        content = ForkingPickler.dumps(model)
+    finally:
+        set_spawning_popen(None)
+    if (child := os.fork()) == 0:
+        try:
+            os._exit(pickle.loads(content)(IDS).logits.shape != (2, 3))
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
     if (child := os.fork()) == 0:
         for each in (model, *copies):
             each._temporary = None  # as if the model were gone
         os._exit(0)
     os.waitpid(child, 0)
-    del model, process
+    del model
     assert all(each(IDS).logits.shape == (2, 3) for each in copies)
     del copies
     assert not folder.exists()

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from checkpoints import HEADS, KEY_WIDTH, START, VALUE_WIDTH, WIDTH
 from messages import check_message, raises
 from onnx.reference import ReferenceEvaluator
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from targets import build
 
 from vanilla_transformer_export import export
@@ -113,6 +116,32 @@ def test_dependencies_have_lower_bounds_and_matching_pins():
         name: next(str(bound) for bound in versions if bound.operator == ">=")
         for name, versions in allowed.items()
     }
+
+
+def required(requirement: Requirement) -> list[Requirement]:
+    """Return what the installed package of `requirement` requires here, with its extras."""
+    requirements = map(Requirement, metadata.requires(requirement.name) or [])
+    extras = ["", *requirement.extras]
+    return [
+        each
+        for each in requirements
+        if not each.marker or any(each.marker.evaluate({"extra": extra}) for extra in extras)
+    ]
+
+
+def test_packages_in_pinned_versions_require_only_pinned_packages():
+    """Other versions, as in the environments of `make test-versions`, may require others."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = {canonicalize_name(pin.name): pin.specifier for pin in map(Requirement, lines)}
+    pins["vanilla-transformer"] = SpecifierSet()
+    waiting, seen = [Requirement("vanilla-transformer[cpu,test]")], set()
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        assert name in pins, f"{requirement} has no pin"
+        if str(requirement) not in seen and pins[name].contains(metadata.version(name)):
+            waiting += required(requirement)
+        seen.add(str(requirement))
 
 
 @pytest.mark.parametrize(

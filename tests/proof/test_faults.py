@@ -253,7 +253,7 @@ def test_graph_fault_is_found_by_both(exported_for, tmp_path, name):
 def check_both_fail(directory, checkpoint):
     """Check that `certify` and `verify` find a fault, or cannot open the export."""
     assert failures(lambda: certify(directory, "cpu", threads=1))
-    assert failures(lambda: verify(directory, checkpoint, cases=3, device="cpu"))
+    assert failures(lambda: verify(directory, checkpoint, cases=1, device="cpu"))
 
 
 def failures(prove):

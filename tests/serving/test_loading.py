@@ -22,8 +22,7 @@ from serving_load import with_words
 from tritonclient.utils import InferenceServerException
 
 from vanilla_transformer_export import TextRuntime
-from vanilla_transformer_export.engine.inputs import Admission
-from vanilla_transformer_export.engine.limits import slot_bytes, spare_rows
+from vanilla_transformer_export.engine.limits import Admission, slot_bytes, spare_rows
 from vanilla_transformer_export.engine.model import open_export, weight_bytes
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.serving import service

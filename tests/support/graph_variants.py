@@ -1,6 +1,5 @@
 """The options of configs that graphs are compared with torch for, by name."""
 
-from vanilla_transformer.conversion.fields import READ_BY
 from vanilla_transformer_export.heads import GENERATORS, HEADS, model_class
 
 SIZES = {"vocab_size": 48, "hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4}
@@ -189,14 +188,16 @@ def variants(architecture):
     return COMMON | kind | (SHORTLIST if architecture in GENERATORS else {})
 
 
-SHARE = 6  # of the variants of bodies that a head is compared for
+SHARE = 12  # of the variants of bodies that a head is compared for
 
 
 def variants_of_head(architecture):
-    """Return the variants that set a field that this head reads, and every sixth of the others.
+    """Return the variants that set a field that this head reads, and every twelfth of the others.
 
     They are others for the next class: a body is compared for many classes.
     """
+    from vanilla_transformer.conversion.fields import READ_BY  # needs transformers
+
     name, turn = model_class(architecture), [*HEADS].index(architecture)
     read = {field for field, ends in READ_BY.items() if name.endswith(ends)}
     if "lm_head_bias" in read:  # a head that may be the embeddings

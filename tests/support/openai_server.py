@@ -14,14 +14,8 @@ import uvicorn
 from checkpoints import EOS, PAD, START, VOCABULARY, copy_folder, list_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from vanilla_transformer_export.engine.inputs import (
-    LENGTH,
-    STOP,
-    Admission,
-    Event,
-    Generated,
-    TokenLogprobs,
-)
+from vanilla_transformer_export.engine.inputs import LENGTH, STOP, Event, Generated, TokenLogprobs
+from vanilla_transformer_export.engine.limits import Admission
 from vanilla_transformer_export.engine.search import StepLogits, TokenSearch
 from vanilla_transformer_export.inference.logits import (
     LogitsProcessors,

@@ -3,7 +3,7 @@
 import asyncio
 
 from vanilla_transformer_export import TextRuntime
-from vanilla_transformer_export.engine.inputs import Admission
+from vanilla_transformer_export.engine.limits import Admission
 from vanilla_transformer_export.engine.loop import Client, Engine
 from vanilla_transformer_export.engine.model import open_export
 

@@ -1,13 +1,8 @@
-"""The script that `test_distributed.py` runs in two processes: a training run, and sharded models.
-
-`python processes.py FOLDER` trains FOLDER/recipe.json to FOLDER/model, and writes
-FOLDER/sharded.json.
-"""
+"""A training run and sharded models in two processes, for `test_distributed.py`."""
 
 import json
 import os
 import socket
-import sys
 from pathlib import Path
 
 import torch
@@ -45,7 +40,18 @@ def environment(rank: int, port: str) -> dict[str, str]:
     return settings | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 
+def run_two(folder: Path):
+    """Train FOLDER/recipe.json to FOLDER/model in two processes, and write FOLDER/sharded.json.
+
+    The processes are forked, because the imports take longer than the work.
+    """
+    torch.multiprocessing.start_processes(
+        work, (free_port(), folder), nprocs=2, start_method="fork"
+    )
+
+
 def work(rank: int, port: str, folder: Path):
+    torch.set_num_threads(1)  # the threads of the first process are not in a fork
     os.environ.update(environment(rank, port))
     train(Recipe(**json.loads((folder / "recipe.json").read_text())), folder / "model")
     results = {f"{name}, {plan}": compared(name, plan, folder) for name in MODELS for plan in PLANS}
@@ -166,10 +172,3 @@ def distance(one, other):
     It is relative to the largest value of `other` if that is above 1.
     """
     return ((one - other).abs().max() / other.abs().max().clamp(min=1)).item()
-
-
-if __name__ == "__main__":
-    # Forked, because the imports take longer than the work.
-    torch.multiprocessing.start_processes(
-        work, (free_port(), Path(sys.argv[1])), nprocs=2, start_method="fork"
-    )

@@ -15,15 +15,14 @@ from targets import exports_for, prompts
 from vanilla_transformer_export import Options, Runtime
 from vanilla_transformer_export.engine.capacity import open_batch
 from vanilla_transformer_export.engine.groups import start_request
-from vanilla_transformer_export.engine.inputs import Admission
+from vanilla_transformer_export.engine.limits import Admission
 from vanilla_transformer_export.engine.loop import Client, Engine
 from vanilla_transformer_export.engine.model import OnnxModel, open_export
 from vanilla_transformer_export.errors import SessionError
 from vanilla_transformer_export.inference.rows import GenerationRequest
 from vanilla_transformer_export.inference.session import Session
 from vanilla_transformer_export.targets.cuda import buffers
-from vanilla_transformer_export.targets.cuda.factory import CudaRowsFactory
-from vanilla_transformer_export.targets.cuda.rows import CudaRows
+from vanilla_transformer_export.targets.cuda.rows import CudaRows, CudaRowsFactory
 
 exported = exports_for("cuda")
 SEARCHES = [

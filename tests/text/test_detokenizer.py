@@ -126,6 +126,14 @@ def test_joined_pieces_equal_decoded_text_without_split_characters(made, data):
         assert not any(piece.endswith("\ufffd") for piece in result[:-1])
 
 
+def test_id_that_tokenizer_lacks_does_not_end_a_run_of_bytes():
+    tokenizer = byte_fallback()
+    lacking = tokenizer.get_vocab_size()
+    zero, last = map(tokenizer.token_to_id, ("<0x00>", "<0x80>"))
+    assert tokenizer.decode([zero, lacking, last]) == "\ufffd\ufffd"
+    assert "".join(stream_pieces(tokenizer, [zero, lacking, last])) == "\ufffd\ufffd"
+
+
 class TextDetokenizer:
     """A detokenizer whose tokens are pieces of text."""
 

@@ -4,7 +4,14 @@ import pytest
 from checkpoints import write_corpus
 from training_runs import make_recipe
 
+from vanilla_transformer.training import run
 from vanilla_transformer.training.run import train
+
+
+@pytest.fixture(autouse=True)
+def no_figures(monkeypatch):
+    """Draw the curves of `short` only: a figure takes a fifth of the time of a short run."""
+    monkeypatch.setattr(run, "draw_curves", lambda history, path: False)
 
 
 @pytest.fixture(scope="session")

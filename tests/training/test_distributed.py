@@ -18,7 +18,7 @@ import torch
 from accelerate import FullyShardedDataParallelPlugin
 from checkpoints import build, write_corpus
 from messages import raises
-from processes import MODELS, PLANS, free_port
+from processes import MODELS, PLANS, free_port, run_two
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 from transformers.distributed import DistributedConfig
@@ -30,7 +30,7 @@ from vanilla_transformer.training.recipe import Recipe
 from vanilla_transformer.training.run import train
 from vanilla_transformer.training.trainer import check_processes
 
-FOLDER, LAUNCH = Path(__file__).parents[1] / "support", RECIPES.with_name("launch")
+LAUNCH = RECIPES.with_name("launch")
 SMALL = dict(
     hidden_size=32, intermediate_size=64, num_attention_heads=4, encoder_layers=1, decoder_layers=1
 )
@@ -59,7 +59,7 @@ def recipe(folder, **training):
 @contextlib.contextmanager
 def start_process(arguments, folder):
     """Start a command, and kill its process tree at the end of the block."""
-    variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(FOLDER)}
+    variables = os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         arguments, cwd=folder, env=variables, stdout=PIPE, stderr=PIPE, text=True
     ) as process:
@@ -88,13 +88,11 @@ def single_process_run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def two_process_run(tmp_path_factory):
-    """Run processes.py in two processes and return the folder of its results.
-
-    The processes train the recipe, and models of which each process holds a shard.
-    """
+    """Return the folder of a training run of two processes, and of models of which each holds a
+    shard."""
     folder = tmp_path_factory.mktemp("two")
     (folder / "recipe.json").write_text(json.dumps(asdict(recipe(folder))))
-    run([sys.executable, FOLDER / "processes.py", folder], folder)
+    run_two(folder)
     return folder
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from datasets import Dataset
 from huggingface_hub import ModelCard
-from matplotlib.figure import Figure
 from messages import raises
 from PIL import Image
 from torch._dynamo.utils import counters
@@ -114,7 +113,9 @@ def test_curves_contain_logged_values(tmp_path):
 
 def test_curves_with_fewer_than_50_points_have_markers(monkeypatch):
     drawn, history = [], [{"loss": 1.0, "step": step} for step in range(50)]
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: drawn.append(figure))
+    monkeypatch.setattr(
+        "matplotlib.figure.Figure.savefig", lambda figure, path, **options: drawn.append(figure)
+    )
     assert draw_curves(history[:49], "few.png") and draw_curves(history, "many.png")
     assert [figure.axes[0].lines[0].get_marker() for figure in drawn] == [".", "None"]
 

@@ -19,6 +19,7 @@ from vanilla_transformer.training.data import read_files, read_lines
 from vanilla_transformer.training.prepare import prepare
 from vanilla_transformer.training.recipe import Recipe
 from vanilla_transformer.training.tasks import sequence_classification, translation
+from vanilla_transformer.training.tasks.task import Scored
 from vanilla_transformer.training.tokenizer import train_tokenizer
 
 TEXT = [
@@ -367,10 +368,11 @@ def test_bleu_is_100_for_reference_low_for_other_text_and_ignores_padding(tokeni
     labels = tokenizer(TEXT[:4], padding=True, return_tensors="np")["input_ids"]
     masked = labels.copy()
     masked[labels == 0] = -100
-    result = translation.scores_of_ids(labels, masked, tokenizer)
+    scored = Scored(None, tokenizer, None, {})
+    result = translation.metrics((labels, masked), scored)
     assert (result["bleu"], result["chrf"]) == pytest.approx((100, 100))
     others = tokenizer(TEXT[4:8], padding=True, return_tensors="np")["input_ids"]
-    assert translation.scores_of_ids(others, masked, tokenizer)["bleu"] < 10
+    assert translation.metrics((others, masked), scored)["bleu"] < 10
 
 
 def test_bleu_uses_selected_tokenization(tokenizer):
@@ -379,10 +381,10 @@ def test_bleu_uses_selected_tokenization(tokenizer):
         tokenizer([text], return_tensors="np")["input_ids"]
         for text in ("a , b c d e f", "a, b c d e f")
     )
-    scores = {
-        kind: translation.scores_of_ids(outputs, labels, tokenizer, kind)["bleu"]
-        for kind in ("none", "13a")
-    }
+    scores = {}
+    for kind in ("none", "13a"):
+        scored = Scored(None, tokenizer, None, {"bleu_tokenize": kind})
+        scores[kind] = translation.metrics((outputs, labels), scored)["bleu"]
     assert scores["13a"] == pytest.approx(100)
     assert (
         scores["none"]

@@ -29,7 +29,7 @@ from vanilla_transformer.training.run import train
 def test_training_learns_to_translate(corpus, tmp_path):
     corpus = write_corpus(tmp_path, "train", 300, seed=0), corpus[1]
     output, no_dropout = tmp_path / "model", {"dropout": 0.0, "embedding_dropout": 0.0}
-    settings = dict(num_train_epochs=24, average_last=2, eval_strategy="steps", eval_steps=70)
+    settings = dict(num_train_epochs=20, average_last=2, eval_strategy="steps", eval_steps=70)
     fast = dict(tokens_per_batch=512, learning_rate=1e-2, label_smoothing_factor=0.0)
     recipe = make_recipe(corpus, no_dropout, **settings, **fast)
     recipe.generation |= {"num_beams": 5, "max_new_tokens": 64}
@@ -204,7 +204,7 @@ def test_recipe_without_training_text_raises(corpus):
 
 
 def test_full_disk_leaves_no_partial_output(corpus, tmp_path, monkeypatch):
-    def full(model, tokenizer, directory: Path, dtype):
+    def full(prepared, directory: Path, dtype):
         (directory / "model.safetensors").write_bytes(b"half")
         raise OSError(28, "No space left on device")
 

@@ -399,8 +399,8 @@ def test_only_masked_tokens_are_projected_in_training_unless_compiled(tmp_path, 
         ENCODER,
         training,
     )
-    tokenizer, model, rows = prepare(recipe)
-    trainer = make_trainer(recipe, training_arguments(recipe, tmp_path), tokenizer, model, rows)
+    tokenizer, model, rows = prepared = prepare(recipe)
+    trainer = make_trainer(recipe, training_arguments(recipe, tmp_path), prepared)
     batch = next(iter(trainer.get_train_dataloader()))
     every, masked = batch["labels"].shape, (batch["labels"].ne(-100).sum().item(),)
     assert model.train()(**batch).logits.shape[:-1] == (every if compiled else masked)
@@ -578,8 +578,8 @@ def test_r_drop_with_bpe_dropout_pairs_rows_with_other_subwords(opinions, tmp_pa
     """Pair default subwords of each row with other subwords (Wang et al. 2021)."""
     recipe = classifier(opinions, r_drop=2.0)
     recipe.tokenizer["bpe_dropout"] = 0.5
-    tokenizer, model, rows = prepare(recipe)
-    trainer = make_trainer(recipe, training_arguments(recipe, tmp_path), tokenizer, model, rows)
+    tokenizer, model, rows = prepared = prepare(recipe)
+    trainer = make_trainer(recipe, training_arguments(recipe, tmp_path), prepared)
     for batch in trainer.get_train_dataloader():
         first, second = (
             tokenizer.batch_decode(ids, skip_special_tokens=True)

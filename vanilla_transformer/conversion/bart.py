@@ -7,6 +7,7 @@ from .fields import (
     Ours,
     TensorNames,
     Theirs,
+    our_classes,
     read_fields,
     require,
     same_names,
@@ -25,14 +26,15 @@ from .tensors import (
     zeros,
 )
 
-ARCHITECTURES = {
-    "BartModel": "VanillaSeq2SeqModel",
-    "BartForConditionalGeneration": "VanillaSeq2SeqForConditionalGeneration",
-    "BartForSequenceClassification": "VanillaSeq2SeqForSequenceClassification",
-    "BartForQuestionAnswering": "VanillaSeq2SeqForQuestionAnswering",
-    "BartForCausalLM": "VanillaDecoderForCausalLM",
-}
-FIELDS = {
+CLASSES = our_classes(
+    "Seq2Seq",
+    *("Model", "ForConditionalGeneration"),
+    *("ForSequenceClassification", "ForQuestionAnswering"),
+) | our_classes("Decoder", "ForCausalLM")
+# of relatives without other heads
+LM_CLASSES = our_classes("Seq2Seq", "Model", "ForConditionalGeneration")
+LM_CLASSES |= our_classes("Decoder", "ForCausalLM")
+STACK = {
     "hidden_size": "d_model",
     "hidden_act": "activation_function",
     "initializer_range": "init_std",
@@ -61,14 +63,8 @@ DECODER_LAYER = LAYER | {
     "cross_attn.o_proj": "encoder_attn.out_proj",
     "cross_attn_norm": "encoder_attn_layer_norm",
 }
+FIXED = {"position_embedding_type": "learned", "embedding_norm": True}
 UNUSED = r"(encoder|decoder)\.version"
-
-
-def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
-    return vanilla_fields(theirs, names) | {
-        "position_embedding_type": "learned",
-        "embedding_norm": True,
-    }
 
 
 def is_decoder(config: Theirs | Ours) -> bool:
@@ -84,8 +80,8 @@ def sides(config: Theirs | Ours) -> dict[str, str]:
     )
 
 
-def vanilla_fields(theirs: Theirs, names: TensorNames) -> Fields:
-    """Return the fields of our config that all relatives of BART share.
+def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
+    """Return the fields of our config, besides `FIXED`, that all relatives of BART share.
 
     `names` are those of the source's tensors, without the family's prefix: with `final_logits_bias`
     the LM head gets a bias. Raises ValueError if encoder and decoder differ in feed-forward width
@@ -111,8 +107,15 @@ def vanilla_fields(theirs: Theirs, names: TensorNames) -> Fields:
     }
 
 
+def wrapped_config(theirs: Theirs, names: TensorNames) -> Fields:
+    """Return the fields of `to_vanilla_config` of a family whose decoder gets a sequence's last
+    token in front of it."""
+    wraps = {} if is_decoder(theirs) else {"wrap_last_token": True}
+    return to_vanilla_config(theirs, names) | wraps
+
+
 def stack_fields(theirs: Theirs, side: str = "") -> Fields:
-    return read_fields(theirs, FIELDS) | {
+    return read_fields(theirs, STACK) | {
         "intermediate_size": getattr(theirs, f"{side}ffn_dim"),
         "num_attention_heads": getattr(theirs, f"{side}attention_heads"),
         "classifier_dropout": getattr(theirs, "classifier_dropout", 0.0),
@@ -125,7 +128,7 @@ def to_source_config(ours: Ours) -> Fields:
 
 def source_fields(ours: Ours) -> Fields:
     """Return the source's config fields that all relatives of BART share."""
-    fields = write_fields(ours, FIELDS) | {"is_encoder_decoder": not is_decoder(ours)}
+    fields = write_fields(ours, STACK) | {"is_encoder_decoder": not is_decoder(ours)}
     if is_decoder(ours):
         fields |= {"decoder_layers": ours.num_hidden_layers, "is_decoder": True}
     else:
@@ -174,13 +177,9 @@ def body(ours: Ours, theirs: Theirs) -> list[TensorMap]:
     Positions, the norms after the embeddings and the final norms are not among them.
     """
     if is_decoder(theirs):
-        maps = tokens("decoder.embed_tokens.weight", "lm_head.weight", theirs.tie_word_embeddings)
+        maps = tokens(ours, "decoder.embed_tokens.weight", "lm_head.weight")
     else:
-        maps = embeddings(
-            ours,
-            theirs.tie_word_embeddings,
-            getattr(theirs, "share_encoder_decoder_embeddings", True),
-        )
+        maps = embeddings(ours, getattr(theirs, "share_encoder_decoder_embeddings", True))
         maps.append(final_logits_bias(ours))
         maps += modules(HEADS)
     for stack, side in sides(theirs).items():
@@ -190,15 +189,15 @@ def body(ours: Ours, theirs: Theirs) -> list[TensorMap]:
     return maps
 
 
-def embeddings(ours: Ours, tied: bool, shared: bool = True) -> list[TensorMap]:
-    """Return the tensor maps of the token embeddings and, if not `tied`, of the LM head.
+def embeddings(ours: Ours, shared: bool) -> list[TensorMap]:
+    """Return the tensor maps of the token embeddings and of an LM head that is not tied to them.
 
     Args:
-        tied: the LM head is the embedding matrix.
         shared: encoder and decoder have one embedding matrix. Tied and shared, that matrix has up
             to four names in the source. Untied and shared, `shared.weight` is read only for a stack
             without its own matrix.
     """
+    tied = ours.tie_word_embeddings
     encoder, decoder = (
         f"model.{side}.embeddings.embed_tokens.weight" for side in ("encoder", "decoder")
     )

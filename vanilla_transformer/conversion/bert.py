@@ -1,8 +1,6 @@
 """BERT (Devlin et al. 2019): an encoder with learned positions, token types, post-norm, a pooler
 and a masked-LM transform."""
 
-from collections.abc import Iterable
-
 from . import jina_bert
 from .fields import (
     Fields,
@@ -10,6 +8,7 @@ from .fields import (
     Ours,
     TensorNames,
     Theirs,
+    our_classes,
     read_fields,
     require,
     same_names,
@@ -23,13 +22,8 @@ HEADS = (
 )
 
 
-def encoder_classes(theirs: str, heads: Iterable[str] = HEADS) -> dict[str, str]:
-    """Return {class of the source: ours} for encoder classes that differ only in the beginnings of
-    their names, which is `theirs` for the source."""
-    return {f"{theirs}{head}": f"VanillaEncoder{head}" for head in heads}
-
-
-ARCHITECTURES = encoder_classes("Bert", (*HEADS, "ForPreTraining", "ForNextSentencePrediction"))
+rename_fields = jina_bert.rename_fields
+CLASSES = our_classes("Encoder", *HEADS, "ForPreTraining", "ForNextSentencePrediction")
 POSITIONS = tensor_map(
     "model.embeddings.embed_positions.weight", "embeddings.position_embeddings.weight"
 )
@@ -63,11 +57,6 @@ def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
     }
     is_jina = jina_bert.has_alibi(vars(theirs))
     return fields | jina_bert.fields(theirs, names) if is_jina else fields
-
-
-def rename_fields(content: Fields) -> Fields:
-    """Return the `content` of a config.json with BERT's classes for those of JinaBERT."""
-    return jina_bert.rename_classes(content) if jina_bert.has_alibi(content) else content
 
 
 def require_encoder(theirs: Theirs, *positions: str) -> None:
@@ -121,15 +110,14 @@ def to_source_config(ours: Ours) -> Fields:
 
 
 def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
-    tied = theirs.tie_word_embeddings
     head = "cls.predictions"
-    maps = body(ours, f"{head}.decoder.weight", tied)
+    maps = body(ours, f"{head}.decoder.weight")
     if ours.position_embedding_type == "relative":
         maps += jina_bert.tensor_maps(ours)
     return [
         *maps,
         POSITIONS,
-        *vocabulary_bias(ours, tied, head),
+        *vocabulary_bias(ours, head),
         *modules(
             {
                 "model.pooler.dense": "pooler.dense",
@@ -148,14 +136,14 @@ def classifier_name(theirs: Theirs) -> str:
     return "choice_classifier" if is_choice else "classifier"
 
 
-def vocabulary_bias(ours: Ours, tied: bool, head: str) -> list[TensorMap]:
+def vocabulary_bias(ours: Ours, head: str) -> list[TensorMap]:
     """Return the tensor maps of the bias of the vocabulary projection in the source's module
     `head`.
 
-    Files have it under two names, `{head}.bias` and `{head}.decoder.bias`. With `tied` embeddings
+    Files have it under two names, `{head}.bias` and `{head}.decoder.bias`. With tied embeddings
     both are one tensor; otherwise the second is used if present.
     """
-    if tied:
+    if ours.tie_word_embeddings:
         return [tensor_map("lm_head.bias", f"{head}.bias", also=(f"{head}.decoder.bias",))]
     return [
         tensor_map("lm_head.bias", f"{head}.decoder.bias", otherwise=(f"{head}.bias",)),
@@ -171,23 +159,23 @@ def token_types(ours: Ours) -> TensorMap:
     return TensorMap((), types, zeros(1, ours.position_size))
 
 
-def body(ours: Ours, head: str, tied: bool) -> list[TensorMap]:
+def body(ours: Ours, head: str) -> list[TensorMap]:
     """Return the tensor maps of layers and of embeddings without positions, as in BERT, RoBERTa and
     ELECTRA.
 
-    `head` is the source's name of the projection to the vocabulary, which may be `tied`.
+    `head` is the source's name of the projection to the vocabulary.
     """
     return [
-        *embeddings(ours, head, tied),
+        *embeddings(ours, head),
         *layers(LAYER, "model.layers", "encoder.layer", ours.num_hidden_layers),
     ]
 
 
-def embeddings(ours: Ours, head: str, tied: bool) -> list[TensorMap]:
+def embeddings(ours: Ours, head: str) -> list[TensorMap]:
     """Return the tensor maps of the embeddings without positions, and of the projection to the
-    vocabulary `head`, which may be `tied`."""
+    vocabulary `head`."""
     return [
-        *tokens("embeddings.word_embeddings.weight", head, tied),
+        *tokens(ours, "embeddings.word_embeddings.weight", head),
         token_types(ours),
         *linear("model.embeddings.norm", "embeddings.LayerNorm"),
     ]

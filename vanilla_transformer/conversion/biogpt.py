@@ -2,15 +2,12 @@
 whatever the config says."""
 
 from . import bart, bert
-from .fields import Fields, Ours, TensorNames, Theirs, same_names
+from .fields import Fields, Ours, TensorNames, Theirs, our_classes, same_names
 from .tensors import TensorMap, drop_rows, layers, linear, tensor_map, tokens
 
-ARCHITECTURES = {
-    "BioGptModel": "VanillaDecoderModel",
-    "BioGptForCausalLM": "VanillaDecoderForCausalLM",
-    "BioGptForSequenceClassification": "VanillaDecoderForSequenceClassification",
-    "BioGptForTokenClassification": "VanillaDecoderForTokenClassification",
-}
+CLASSES = our_classes(
+    "Decoder", "Model", "ForCausalLM", "ForSequenceClassification", "ForTokenClassification"
+)
 
 
 def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
@@ -22,7 +19,7 @@ def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
 
 def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
     return [
-        *tokens("embed_tokens.weight", "output_projection.weight", theirs.tie_word_embeddings),
+        *tokens(ours, "embed_tokens.weight", "output_projection.weight"),
         tensor_map(
             "model.embeddings.embed_positions.weight", "embed_positions.weight", drop_rows(2)
         ),

@@ -2,21 +2,12 @@
 row 0."""
 
 from . import bart
-from .fields import Fields, Ours, TensorNames, Theirs
+from .fields import Ours, Theirs
 from .tensors import TensorMap
 
-ARCHITECTURES = {
-    "BlenderbotModel": "VanillaSeq2SeqModel",
-    "BlenderbotForConditionalGeneration": "VanillaSeq2SeqForConditionalGeneration",
-    "BlenderbotForCausalLM": "VanillaDecoderForCausalLM",
-}
-
-
-def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
-    return bart.vanilla_fields(theirs, names) | {
-        "position_embedding_type": "learned",
-        "norm_first": True,
-    }
+CLASSES = bart.LM_CLASSES
+FIXED = {"position_embedding_type": "learned", "norm_first": True}
+to_vanilla_config = bart.to_vanilla_config
 
 
 def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:

@@ -8,11 +8,10 @@ from . import vit
 from .fields import Fields, TensorNames, Theirs
 from .tensors import Op, TensorMap, tensor_map
 
-ARCHITECTURES = {
-    "DeiTModel": "VanillaVisionModel",
-    "DeiTForImageClassification": "VanillaVisionForImageClassification",
-    "DeiTForImageClassificationWithTeacher": "VanillaVisionForImageClassification",
+CLASSES = vit.CLASSES | {
+    "ForImageClassificationWithTeacher": "VanillaVisionForImageClassification",
 }
+FIELDS = vit.FIELDS
 IMAGE_PROCESSOR = "DeiTImageProcessor"
 
 BOTH_TOKENS = Op("both tokens", lambda cls, distillation: (torch.cat([cls[0], distillation[0]]),))

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from ..configuration_vanilla_transformer import VanillaVisionConfig
 from . import vit
-from .fields import Fields, TensorNames, Theirs, require
+from .fields import Fields, TensorNames, Theirs, our_classes, require
 from .tensors import ROW, Op, TensorMap, linear, tensor_map
 
-ARCHITECTURES = {"Dinov2Model": "VanillaVisionModel"}
+CLASSES = our_classes("Vision", "Model")
+FIELDS = {name: theirs for name, theirs in vit.FIELDS.items() if name != "intermediate_size"}
 IMAGE_PROCESSOR = "BitImageProcessor"
 UNUSED = r"embeddings\.mask_token"  # used in training only
 NAMES = {"layernorm_before": "norm1", "layernorm_after": "norm2"}

@@ -2,10 +2,10 @@
 linear map and a ReLU."""
 
 from . import bert
-from .fields import Fields, Ours, TensorNames, Theirs, read_fields, same_names
+from .fields import Fields, Ours, TensorNames, Theirs, our_classes, same_names
 from .tensors import TensorMap, layers, modules, tensor_map, tokens
 
-ARCHITECTURES = bert.encoder_classes("DistilBert")
+CLASSES = our_classes("Encoder", *bert.HEADS)
 FIELDS = {
     "hidden_size": "dim",
     "intermediate_size": "hidden_dim",
@@ -28,7 +28,7 @@ LAYER = {
 
 
 def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
-    return read_fields(theirs, FIELDS) | {
+    return {
         "position_embedding_type": "learned",  # sinusoids too are stored as a table
         "scale_embedding": False,
         "embedding_norm": True,
@@ -40,7 +40,7 @@ def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
 def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
     words, head = "embeddings.word_embeddings.weight", "vocab_projector"
     return [
-        *tokens(words, f"{head}.weight", theirs.tie_word_embeddings),
+        *tokens(ours, words, f"{head}.weight"),
         tensor_map("lm_head.bias", f"{head}.bias"),
         bert.POSITIONS,
         *layers(LAYER, "model.layers", "transformer.layer", ours.num_hidden_layers),

@@ -3,11 +3,11 @@ models. The discriminator becomes a classifier of tokens with one score, above 0
 was replaced."""
 
 from . import bert
-from .fields import Fields, Ours, TensorNames, Theirs, require
+from .fields import Fields, Ours, TensorNames, Theirs, our_classes, require
 from .tensors import TensorMap, modules, tensor_map
 
-ARCHITECTURES = bert.encoder_classes("Electra") | {
-    "ElectraForPreTraining": "VanillaEncoderForTokenClassification"
+CLASSES = our_classes("Encoder", *bert.HEADS) | {
+    "ForPreTraining": "VanillaEncoderForTokenClassification"
 }
 
 
@@ -31,7 +31,7 @@ def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
 
 def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
     return [
-        *bert.body(ours, "generator_lm_head.weight", theirs.tie_word_embeddings),
+        *bert.body(ours, "generator_lm_head.weight"),
         bert.POSITIONS,
         tensor_map("lm_head.bias", "generator_lm_head.bias"),
         *modules(

@@ -43,6 +43,12 @@ def same_names(*names: str) -> dict[str, str]:
     return dict(zip(names, names))
 
 
+def our_classes(variant: str, *heads: str) -> dict[str, str]:
+    """Return {head: our class} of model classes that end with `heads`, such as "ForMaskedLM", and
+    differ from ours only in what precedes it. `variant` is "Encoder" or another one."""
+    return {head: f"Vanilla{variant}{head}" for head in heads}
+
+
 def read_fields(theirs: Theirs, names: Names) -> Fields:
     """Return the fields of ours in the table `names`, with the values of `theirs`."""
     return {name: getattr(theirs, their_name) for name, their_name in names.items()}

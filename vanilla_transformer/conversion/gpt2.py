@@ -1,7 +1,14 @@
 """GPT-2 (Radford et al. 2019): a pre-norm decoder with learned positions, its linear maps stored
 transposed and queries, keys and values as one."""
 
-from .fields import Fields, Ours, TensorNames, Theirs, read_fields, require, write_fields
+from .fields import (
+    Fields,
+    Ours,
+    TensorNames,
+    Theirs,
+    our_classes,
+    require,
+)
 from .tensors import (
     SAME,
     THIRDS,
@@ -9,19 +16,19 @@ from .tensors import (
     TRANSPOSED,
     Op,
     TensorMap,
+    joined,
     modules,
     scaled,
     tensor_map,
     tokens,
 )
 
-ARCHITECTURES = {
-    "GPT2Model": "VanillaDecoderModel",
-    "GPT2LMHeadModel": "VanillaDecoderForCausalLM",
-    "GPT2ForSequenceClassification": "VanillaDecoderForSequenceClassification",
-    "GPT2ForTokenClassification": "VanillaDecoderForTokenClassification",
-    "GPT2ForQuestionAnswering": "VanillaDecoderForQuestionAnswering",
-}
+CLASSES = {
+    "Model": "VanillaDecoderModel",
+    "LMHeadModel": "VanillaDecoderForCausalLM",
+} | our_classes(
+    "Decoder", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"
+)
 FIELDS = {
     "hidden_size": "n_embd",
     "intermediate_size": "n_inner",
@@ -47,7 +54,7 @@ UNUSED = r"h\.\d+\.attn\.(bias|masked_bias)"  # stored causal masks
 def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
     require(theirs, add_cross_attention=False)
     dropouts = (getattr(theirs, name, None) for name in ("classifier_dropout", "hidden_dropout"))
-    return read_fields(theirs, FIELDS) | {
+    return {
         "intermediate_size": theirs.n_inner or 4 * theirs.n_embd,
         "position_embedding_type": "learned",
         "scale_embedding": False,
@@ -58,12 +65,12 @@ def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
 
 
 def to_source_config(ours: Ours) -> Fields:
-    return write_fields(ours, FIELDS) | {"classifier_dropout": ours.classifier_dropout}
+    return {"classifier_dropout": ours.classifier_dropout}
 
 
 def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
     maps = [
-        *tokens("wte.weight", "lm_head.weight", theirs.tie_word_embeddings),
+        *tokens(ours, "wte.weight", "lm_head.weight"),
         tensor_map("model.embeddings.embed_positions.weight", "wpe.weight"),
         tensor_map("score.weight", "score.weight"),
         *modules({"model.norm": "ln_f", "classifier": "classifier", "qa_outputs": "qa_outputs"}),
@@ -75,15 +82,10 @@ def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
         query_scale = 1.0 if theirs.scale_attn_weights else ours.head_dim**0.5
         if theirs.scale_attn_by_inverse_layer_idx:
             query_scale /= i + 1
+        projections = [f"{layer}.self_attn.{projection}_proj" for projection in "qkv"]
         for part, op in (("weight", THIRDS_TRANSPOSED), ("bias", THIRDS)):
-            projections = tuple(
-                f"{layer}.self_attn.{projection}_proj.{part}" for projection in "qkv"
-            )
-            maps.append(
-                TensorMap(
-                    projections, f"{their_layer}.attn.c_attn.{part}", first_scaled(op, query_scale)
-                )
-            )
+            op = first_scaled(op, query_scale)
+            maps += joined(projections, f"{their_layer}.attn.c_attn", op, [part])
         maps += modules(LINEAR, f"{layer}.", f"{their_layer}.", op=TRANSPOSED)
         maps += modules(NORMS, f"{layer}.", f"{their_layer}.")
     return maps

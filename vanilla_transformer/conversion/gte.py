@@ -2,11 +2,11 @@
 gated feed-forward networks, whose first maps have no biases."""
 
 from . import bert
-from .fields import Fields, Ours, TensorNames, Theirs, require
-from .rotary import HALVES, fused, no_bias, one_base, paired, paired_thirds, renamed
-from .tensors import SAME, TensorMap, modules, tensor_map
+from .fields import Fields, Ours, TensorNames, Theirs, our_classes, require
+from .rotary import HALVES, fused, no_bias, one_base, paired, paired_thirds
+from .tensors import SAME, TensorMap, linear, modules, tensor_map
 
-ARCHITECTURES = bert.encoder_classes("Gte", bert.HEADS[:4])
+CLASSES = our_classes("Encoder", *bert.HEADS[:4])
 HUB_PREFIX = "new."
 # modules of a layer: our name, the names in the class and in files of the Hub
 LAYER = {
@@ -64,9 +64,9 @@ def to_source_config(ours: Ours) -> Fields:
 
 def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
     maps = [
-        *bert.embeddings(ours, "lm_head.decoder.weight", theirs.tie_word_embeddings),
+        *bert.embeddings(ours, "lm_head.decoder.weight"),
         tensor_map("lm_head.bias", "lm_head.decoder.bias"),
-        *renamed("transform.norm", "lm_head.layer_norm", "lm_head.norm"),
+        *linear("transform.norm", "lm_head.layer_norm", hub="lm_head.norm"),
         *modules(
             {
                 "model.pooler.dense": "pooler.dense",
@@ -93,6 +93,8 @@ def layer_maps(ours: Ours, layer: str, theirs: str, hub: str) -> list[TensorMap]
         *(
             entry
             for name, (their_name, hub_name) in LAYER.items()
-            for entry in renamed(f"{layer}.{name}", f"{theirs}.{their_name}", f"{hub}.{hub_name}")
+            for entry in linear(
+                f"{layer}.{name}", f"{theirs}.{their_name}", hub=f"{hub}.{hub_name}"
+            )
         ),
     ]

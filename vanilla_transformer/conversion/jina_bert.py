@@ -12,7 +12,7 @@ import torch
 
 from .fields import Fields, Ours, TensorNames, Theirs, require
 from .rotary import HALVES, no_bias
-from .tensors import TensorMap, constant, linear
+from .tensors import TensorMap, constant, joined, linear
 
 TABLE = "model.relative_positions.bias.weight"
 
@@ -21,8 +21,10 @@ def has_alibi(content: Fields) -> bool:
     return content.get("position_embedding_type") == "alibi"
 
 
-def rename_classes(content: Fields) -> Fields:
-    """Return the `content` of a config.json with the names of BERT's classes."""
+def rename_fields(content: Fields) -> Fields:
+    """Return the `content` of a config.json with the names of BERT's classes for JinaBERT's."""
+    if not has_alibi(content):
+        return content
     names = [re.sub("^Jina", "", name) for name in content.get("architectures") or ()]
     return content | {"architectures": names}
 
@@ -56,8 +58,7 @@ def tensor_maps(ours: Ours) -> list[TensorMap]:
     for i in range(ours.num_hidden_layers):
         network, theirs = f"model.layers.{i}.feed_forward", f"encoder.layer.{i}.mlp"
         halves = f"{network}.gate_proj", f"{network}.up_proj"
-        weights = tuple(f"{name}.weight" for name in halves)
-        maps.append(TensorMap(weights, f"{theirs}.gated_layers.weight", HALVES))
+        maps += joined(halves, f"{theirs}.gated_layers", HALVES, ["weight"])
         maps += [no_bias(name, ours.intermediate_size) for name in halves]
         maps += linear(f"{network}.down_proj", f"{theirs}.wo")
         maps += linear(f"{network}_norm", f"{theirs}.layernorm")

@@ -6,21 +6,25 @@ from collections.abc import Mapping
 
 import transformers
 
-from .fields import Fields, Ours, TensorNames, Theirs, read_fields, same_names, write_fields
+from .fields import (
+    Fields,
+    Ours,
+    TensorNames,
+    Theirs,
+    our_classes,
+    same_names,
+    write_fields,
+)
 from .reranker import row_difference
 from .rotary import one_base, paired
 from .tensors import SAME, Op, TensorMap, linear, tensor_map, then, tokens
 
-HEADS = {
-    "Model": "VanillaDecoderModel",
-    "ForCausalLM": "VanillaDecoderForCausalLM",
-    "ForSequenceClassification": "VanillaDecoderForSequenceClassification",
-    "ForTokenClassification": "VanillaDecoderForTokenClassification",
-    "ForQuestionAnswering": "VanillaDecoderForQuestionAnswering",
-}
-ARCHITECTURES = {f"Llama{head}": ours for head, ours in HEADS.items()}
+CLASSES = our_classes(
+    "Decoder",
+    *("Model", "ForCausalLM", "ForSequenceClassification"),
+    *("ForTokenClassification", "ForQuestionAnswering"),
+)
 HUB_PREFIX = "transformer."  # with the head of question answering
-BIASES = {"attention_bias": "attention_bias", "linear_bias": "mlp_bias"}
 # fields that Llama, its relatives and Gemma share
 SIZES = {
     "layer_norm_eps": "rms_norm_eps",
@@ -30,6 +34,7 @@ SIZES = {
         *("attention_dropout", "initializer_range"),
     ),
 }
+FIELDS = SIZES | {"attention_bias": "attention_bias", "linear_bias": "mlp_bias"}
 NORMS = {
     "self_attn_norm": "input_layernorm",
     "feed_forward_norm": "post_attention_layernorm",
@@ -37,24 +42,20 @@ NORMS = {
 
 
 def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
-    return to_vanilla_fields(theirs) | read_fields(theirs, BIASES)
-
-
-def to_vanilla_fields(theirs: Theirs) -> Fields:
-    """Return the fields of our config that all relatives of Llama share.
+    """Return the fields of our config, besides `FIELDS`, that all relatives of Llama share.
 
     Raises ValueError for a class with code of its own.
     """
     check_code(theirs)
     dropout = getattr(theirs, "classifier_dropout", None)
-    return read_fields(theirs, SIZES) | {
+    return {
         "head_dim": getattr(theirs, "head_dim", None)
         or theirs.hidden_size // theirs.num_attention_heads,
         "hidden_act": getattr(theirs, "hidden_act", None),
         "gated": True,
         "norm_first": True,
         "norm_type": "rms_norm",
-        "linear_bias": False,
+        "linear_bias": theirs.model_type == "llama" and theirs.mlp_bias,
         "position_embedding_type": "rotary",
         "scale_embedding": False,
         "lm_head_bias": False,
@@ -102,22 +103,17 @@ def kinds_of_layers(ours: Ours) -> list[str]:
 
 
 def to_source_config(ours: Ours) -> Fields:
-    return to_source_fields(ours) | write_fields(ours, BIASES)
-
-
-def to_source_fields(ours: Ours) -> Fields:
-    """Return the fields that all relatives of Llama share.
+    """Return the fields, besides `FIELDS`, that all relatives of Llama share.
 
     Raises ValueError for positions that none of them has.
     """
     one_base(ours)
-    names = SIZES | same_names("head_dim", "hidden_act", "classifier_dropout")
-    return write_fields(ours, names)
+    return write_fields(ours, same_names("head_dim", "hidden_act", "classifier_dropout"))
 
 
 def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
     return [
-        *tokens("embed_tokens.weight", "lm_head.weight", theirs.tie_word_embeddings),
+        *tokens(ours, "embed_tokens.weight", "lm_head.weight"),
         tensor_map("model.norm.weight", "norm.weight"),
         *heads(theirs),
         *layers(ours),

@@ -3,24 +3,19 @@ fairseq's, not the paper's, and are counted as RoBERTa's positions, so a learned
 them."""
 
 from . import bart
-from .fields import Fields, Ours, TensorNames, Theirs, require_padding
+from .fields import Fields, Ours, Theirs, our_classes, require_padding
 from .sinusoids import check_table, fairseq_table
 from .tensors import TensorFiles, TensorMap, constant
 
-ARCHITECTURES = {
-    "M2M100Model": "VanillaSeq2SeqModel",
-    "M2M100ForConditionalGeneration": "VanillaSeq2SeqForConditionalGeneration",
+CLASSES = our_classes("Seq2Seq", "Model", "ForConditionalGeneration")
+FIXED = {
+    "position_embedding_type": "learned",
+    "position_ids_from": "ids",
+    "norm_first": True,
 }
+to_vanilla_config = bart.to_vanilla_config
 TRANSLATES = True  # all its checkpoints with a language model head
 UNUSED = r"(encoder|decoder)\.(version|embed_positions\.weights|embed_positions\._float_tensor)"
-
-
-def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
-    return bart.vanilla_fields(theirs, names) | {
-        "position_embedding_type": "learned",
-        "position_ids_from": "ids",
-        "norm_first": True,
-    }
 
 
 def to_source_config(ours: Ours) -> Fields:

@@ -15,10 +15,10 @@ from .fields import Fields, Ours, TensorNames, Theirs, require
 from .sinusoids import check_table, marian_table
 from .tensors import Op, TensorFiles, TensorMap, constant, then
 
-ARCHITECTURES = {
-    "MarianModel": "VanillaSeq2SeqModel",
-    "MarianMTModel": "VanillaSeq2SeqForConditionalGeneration",
-    "MarianForCausalLM": "VanillaDecoderForCausalLM",
+CLASSES = {
+    "Model": "VanillaSeq2SeqModel",
+    "MTModel": "VanillaSeq2SeqForConditionalGeneration",
+    "ForCausalLM": "VanillaDecoderForCausalLM",
 }
 TRANSLATES = True  # all its checkpoints with a language model head
 UNUSED = r"(encoder|decoder)\.embed_positions\.weight"  # sinusoids, see `check_tensors`
@@ -68,7 +68,7 @@ def sinusoidal_fields(theirs: Theirs, names: TensorNames) -> Fields:
         raise ValueError(
             f"d_model={theirs.d_model} cannot be converted: sinusoids need an even width"
         )
-    return bart.vanilla_fields(theirs, names) | {"position_embedding_type": "sinusoidal"}
+    return bart.to_vanilla_config(theirs, names) | {"position_embedding_type": "sinusoidal"}
 
 
 def to_source_config(ours: Ours) -> Fields:

@@ -2,17 +2,14 @@
 token in front of it for the decoder."""
 
 from . import bart
-from .fields import Fields, Ours, TensorNames, Theirs
+from .fields import Ours, Theirs
 from .tensors import TensorMap
 
-ARCHITECTURES = {f"M{theirs}": ours for theirs, ours in bart.ARCHITECTURES.items()}
+CLASSES = bart.CLASSES
+FIXED = bart.FIXED | {"norm_first": True}
 UNUSED = bart.UNUSED
+to_vanilla_config = bart.wrapped_config
 to_source_config = bart.to_source_config
-
-
-def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
-    wraps = {} if bart.is_decoder(theirs) else {"wrap_last_token": True}
-    return bart.to_vanilla_config(theirs, names) | {"norm_first": True, **wraps}
 
 
 def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:

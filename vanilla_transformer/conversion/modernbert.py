@@ -8,15 +8,14 @@ from .fields import (
     Ours,
     TensorNames,
     Theirs,
-    read_fields,
+    our_classes,
     require,
     same_names,
-    write_fields,
 )
 from .rotary import HALVES, no_bias, paired_thirds
-from .tensors import TensorMap, linear, tensor_map, tokens
+from .tensors import TensorMap, joined, linear, tensor_map, tokens
 
-ARCHITECTURES = bert.encoder_classes("ModernBert")
+CLASSES = our_classes("Encoder", *bert.HEADS)
 FIELDS = {
     "hidden_act": "hidden_activation",
     "layer_norm_eps": "norm_eps",
@@ -39,7 +38,7 @@ def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
         )
     is_lm = theirs.architectures[0].endswith("MaskedLM")
     act = theirs.classifier_activation
-    return read_fields(theirs, FIELDS) | {
+    return {
         "gated": True,
         "norm_first": True,
         "skip_first_prenorm": True,
@@ -61,7 +60,7 @@ def to_source_config(ours: Ours) -> Fields:
     act = ours.lm_transform_act if architecture.endswith("MaskedLM") else ours.classifier_act
     if act is None and not architecture.endswith("Model"):
         raise ValueError("lm_transform_act or classifier_act is None, expected an activation")
-    return write_fields(ours, FIELDS) | {
+    return {
         "norm_bias": True,  # zeros, of a checkpoint that came from a model without
         "rope_parameters": {
             name: ours.rope_parameters.get(name, ours.rope_parameters)
@@ -86,7 +85,7 @@ def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
 
     head = "qa_outputs" if "Question" in theirs.architectures[0] else bert.classifier_name(theirs)
     maps = [
-        *tokens("embeddings.tok_embeddings.weight", "decoder.weight", theirs.tie_word_embeddings),
+        *tokens(ours, "embeddings.tok_embeddings.weight", "decoder.weight"),
         *norm("model.embeddings.norm", "embeddings.norm"),
         *norm("model.norm", "final_norm"),
         *norm("transform.norm", "head.norm"),
@@ -96,13 +95,11 @@ def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
     ]
     for i in range(ours.num_hidden_layers):
         layer, source = f"model.layers.{i}", f"layers.{i}"
-        for part in both[: 1 + theirs.attention_bias]:
-            names = tuple(f"{layer}.self_attn.{name}_proj.{part}" for name in "qkv")
-            op = paired_thirds(ours.head_dim)
-            maps.append(TensorMap(names, f"{source}.attn.Wqkv.{part}", op))
-        for part in both[: 1 + theirs.mlp_bias]:
-            names = tuple(f"{layer}.feed_forward.{name}_proj.{part}" for name in ("gate", "up"))
-            maps.append(TensorMap(names, f"{source}.mlp.Wi.{part}", HALVES))
+        queries = [f"{layer}.self_attn.{name}_proj" for name in "qkv"]
+        gates = [f"{layer}.feed_forward.{name}_proj" for name in ("gate", "up")]
+        ends = both[: 1 + theirs.attention_bias]
+        maps += joined(queries, f"{source}.attn.Wqkv", paired_thirds(ours.head_dim), ends)
+        maps += joined(gates, f"{source}.mlp.Wi", HALVES, both[: 1 + theirs.mlp_bias])
         maps += linear(f"{layer}.self_attn.o_proj", f"{source}.attn.Wo", theirs.attention_bias)
         maps += linear(f"{layer}.feed_forward.down_proj", f"{source}.mlp.Wo", theirs.mlp_bias)
         maps += norm(f"{layer}.self_attn_norm", f"{source}.attn_norm") if i else []

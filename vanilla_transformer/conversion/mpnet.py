@@ -3,10 +3,10 @@ buckets. Padding is token 1 and the buckets are 32 up to a distance of 128, what
 says."""
 
 from . import bert, roberta
-from .fields import Fields, Ours, TensorNames, Theirs, require, write_fields
+from .fields import Fields, Ours, TensorNames, Theirs, our_classes, require, write_fields
 from .tensors import TensorMap, layers, linear, tensor_map, tokens
 
-ARCHITECTURES = bert.encoder_classes("MPNet")
+CLASSES = our_classes("Encoder", *bert.HEADS)
 PADDING = 1
 BUCKETS = {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
 LAYER = {
@@ -37,9 +37,8 @@ def to_source_config(ours: Ours) -> Fields:
 
 
 def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
-    tied = theirs.tie_word_embeddings
     return [
-        *tokens("embeddings.word_embeddings.weight", "lm_head.decoder.weight", tied),
+        *tokens(ours, "embeddings.word_embeddings.weight", "lm_head.decoder.weight"),
         tensor_map(
             "model.relative_positions.bias.weight", "encoder.relative_attention_bias.weight"
         ),

@@ -8,19 +8,15 @@ from .fields import (
     Ours,
     TensorNames,
     Theirs,
-    read_fields,
+    our_classes,
     require,
     same_names,
-    write_fields,
 )
 from .tensors import TensorMap, drop_rows, layers, linear, tensor_map, tokens
 
-ARCHITECTURES = {
-    "OPTModel": "VanillaDecoderModel",
-    "OPTForCausalLM": "VanillaDecoderForCausalLM",
-    "OPTForSequenceClassification": "VanillaDecoderForSequenceClassification",
-    "OPTForQuestionAnswering": "VanillaDecoderForQuestionAnswering",
-}
+CLASSES = our_classes(
+    "Decoder", "Model", "ForCausalLM", "ForSequenceClassification", "ForQuestionAnswering"
+)
 FIELDS = {
     "embedding_size": "word_embed_proj_dim",
     "intermediate_size": "ffn_dim",
@@ -38,7 +34,7 @@ FIELDS = {
 def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
     require(theirs, layer_norm_elementwise_affine=True)
     norm_first = theirs.do_layer_norm_before
-    return read_fields(theirs, FIELDS) | {
+    return {
         "position_embedding_type": "learned",
         "position_ids_from": "mask",
         "scale_embedding": False,
@@ -49,7 +45,7 @@ def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
 
 
 def to_source_config(ours: Ours) -> Fields:
-    return write_fields(ours, FIELDS) | {
+    return {
         "_remove_final_layer_norm": ours.norm_first and not ours.final_norm,
         "layerdrop": 0.0,
     }
@@ -57,7 +53,7 @@ def to_source_config(ours: Ours) -> Fields:
 
 def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
     maps = [
-        *tokens("decoder.embed_tokens.weight", "lm_head.weight", theirs.tie_word_embeddings),
+        *tokens(ours, "decoder.embed_tokens.weight", "lm_head.weight"),
         tensor_map(
             "model.embeddings.embed_positions.weight",
             "decoder.embed_positions.weight",

@@ -12,12 +12,13 @@ from .tensors import TensorFiles
 
 @dataclass(frozen=True)
 class Overrides:
-    """Changes to a source: config fields, shell patterns of tensors to leave out, or modules.json
-    among them, and the variant."""
+    """Changes to a source: config fields, and shell patterns of tensors to leave out.
+
+    modules.json may be among the patterns.
+    """
 
     config: Mapping[str, Any] = field(default_factory=dict)
     leave_out: tuple[str, ...] = ()
-    variant: str | None = None
 
     def __bool__(self) -> bool:
         return bool(self.config or self.leave_out)

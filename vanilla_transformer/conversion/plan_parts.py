@@ -18,10 +18,9 @@ from ..generation_settings import DEFAULT_LENGTH, drop_unused_settings, forget_d
 from ..linked_copies import errors_name
 from ..source import Source
 from ..variants import has_weights, linked_variant
-from .architectures import MissingTensors
 from .conversion_plan import ConversionPlan
 from .converter import Converter, get_converter
-from .fields import Fields, Ours, TensorNames, Theirs
+from .fields import Fields, Ours, TensorNames, Theirs, read_fields
 from .registry import ALIASES, FAMILIES
 from .rejected import check_supported
 from .tensors import TensorFiles
@@ -124,8 +123,7 @@ def hub_names(content: dict) -> dict:
         content = content | {"model_type": new.lower(), "architectures": names}
     if content["model_type"] not in FAMILIES:
         return content
-    converter = get_converter(content["model_type"])
-    return converter.rename_fields(content) if hasattr(converter, "rename_fields") else content
+    return get_converter(content["model_type"]).rename_fields(content)
 
 
 def common_fields(config: PreTrainedConfig) -> Fields:
@@ -156,8 +154,8 @@ def vanilla_config(
     `names` are those of the source's tensors. Raises ValueError for a field that our config cannot
     represent.
     """
-    fields = converter.to_vanilla_config(theirs, names)
-    return config_class(**common_fields(theirs) | fields)
+    fields = common_fields(theirs) | read_fields(theirs, converter.FIELDS) | converter.FIXED
+    return config_class(**fields | converter.to_vanilla_config(theirs, names))
 
 
 def empty_model(
@@ -181,6 +179,10 @@ def empty_model(
     config.architectures = [model_class.__name__]
     with torch.device("meta"):
         return model_class(config)
+
+
+class MissingTensors(ValueError):
+    """Tensors that a class needs and a source lacks."""
 
 
 def check_missing(names: list[str], architecture: str, files: TensorFiles) -> None:

@@ -2,15 +2,9 @@
 the decoder."""
 
 from . import bart
-from .bart import UNUSED, tensor_maps
-from .fields import Fields, TensorNames, Theirs
 
-__all__ = ["UNUSED", "tensor_maps"]
-
-HEADS = ("Model", "ForConditionalGeneration", "ForSequenceClassification", "ForCausalLM")
-ARCHITECTURES = {f"PLBart{head}": bart.ARCHITECTURES[f"Bart{head}"] for head in HEADS}
-
-
-def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
-    wraps = {} if bart.is_decoder(theirs) else {"wrap_last_token": True}
-    return bart.to_vanilla_config(theirs, names) | wraps
+UNUSED = bart.UNUSED
+tensor_maps = bart.tensor_maps
+CLASSES = {end: ours for end, ours in bart.CLASSES.items() if end != "ForQuestionAnswering"}
+FIXED = bart.FIXED
+to_vanilla_config = bart.wrapped_config

@@ -3,21 +3,22 @@ values."""
 
 from . import llama
 from .fields import Fields, Ours, TensorNames, Theirs, require
-from .llama import HUB_PREFIX
 from .rotary import no_bias
 from .tensors import TensorMap
 
-__all__ = ["HUB_PREFIX"]
-ARCHITECTURES = {f"Qwen2{head}": ours for head, ours in llama.HEADS.items()}
+HUB_PREFIX = llama.HUB_PREFIX
+CLASSES = llama.CLASSES
+FIELDS = llama.SIZES
 
 
 def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
-    return llama.to_vanilla_fields(theirs) | {"attention_bias": True, **llama.windows(theirs)}
+    fields = {"attention_bias": True, **llama.windows(theirs)}
+    return llama.to_vanilla_config(theirs, names) | fields
 
 
 def to_source_config(ours: Ours) -> Fields:
     require(ours, head_dim=ours.hidden_size // ours.num_attention_heads)
-    return llama.to_source_fields(ours) | llama.their_windows(ours)
+    return llama.to_source_config(ours) | llama.their_windows(ours)
 
 
 def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:

@@ -10,24 +10,26 @@ class Family(NamedTuple):
 
     `model_type` is that of its config.json and, with `_` for `-`, the name of its module. `name` is
     for readers. `variant` is what most of its checkpoints become. Checkpoints of ours become its
-    checkpoints if `converts_back`.
+    checkpoints if `converts_back`. `like` is the `model_type` of a family that differs in the names
+    of its classes only, and has the module.
     """
 
     model_type: str
     name: str
     variant: str
     converts_back: bool = False
+    like: str | None = None
 
     @property
     def module(self) -> str:
-        return self.model_type.replace("-", "_")
+        return (self.like or self.model_type).replace("-", "_")
 
 
 REGISTERED = (
     Family("bert", "BERT", "encoder", converts_back=True),
     Family("roberta", "RoBERTa", "encoder", converts_back=True),
-    Family("xlm-roberta", "XLM-R", "encoder", converts_back=True),
-    Family("camembert", "CamemBERT", "encoder", converts_back=True),
+    Family("xlm-roberta", "XLM-R", "encoder", converts_back=True, like="roberta"),
+    Family("camembert", "CamemBERT", "encoder", converts_back=True, like="roberta"),
     Family("mpnet", "MPNet", "encoder", converts_back=True),
     Family("distilbert", "DistilBERT", "encoder"),
     Family("electra", "ELECTRA", "encoder"),
@@ -54,7 +56,7 @@ REGISTERED = (
     Family("blenderbot", "Blenderbot", "seq2seq"),
     Family("plbart", "PLBart", "seq2seq"),
     Family("t5", "T5, Flan-T5, ByT5", "seq2seq", converts_back=True),
-    Family("mt5", "mT5", "seq2seq", converts_back=True),
+    Family("mt5", "mT5", "seq2seq", converts_back=True, like="t5"),
     Family("vit", "ViT", "vision", converts_back=True),
     Family("deit", "DeiT", "vision"),
     Family("dinov2", "DINOv2", "vision"),

@@ -1,14 +1,14 @@
-"""RoBERTa (Liu et al. 2019): BERT without next-sentence prediction. Its positions count the ids
-that are not padding. They start after the padding id, which is the row of padding. No token reads
-the rows before that one."""
+"""RoBERTa (Liu et al. 2019), XLM-R (Conneau et al. 2020) and CamemBERT (Martin et al. 2020): BERT
+without next-sentence prediction. Positions count the ids that are not padding. They start after the
+padding id, which is the row of padding. No token reads the rows before that one."""
 
 from dataclasses import replace
 
 from . import bert
-from .fields import Fields, Ours, TensorNames, Theirs, require_padding
+from .fields import Fields, Ours, TensorNames, Theirs, our_classes, require_padding
 from .tensors import TensorMap, drop_rows, modules
 
-ARCHITECTURES = bert.encoder_classes("Roberta")
+CLASSES = our_classes("Encoder", *bert.HEADS)
 
 
 def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
@@ -28,7 +28,7 @@ def to_source_config(ours: Ours) -> Fields:
 
 def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
     return [
-        *bert.body(ours, "lm_head.decoder.weight", theirs.tie_word_embeddings),
+        *bert.body(ours, "lm_head.decoder.weight"),
         *positions(theirs.pad_token_id),
         *heads(ours, theirs),
     ]
@@ -49,5 +49,5 @@ def heads(ours: Ours, theirs: Theirs) -> list[TensorMap]:
     transform = {"transform.dense": "lm_head.dense", "transform.norm": "lm_head.layer_norm"}
     return [
         *modules(transform | classifier | {"qa_outputs": "qa_outputs"}),
-        *bert.vocabulary_bias(ours, theirs.tie_word_embeddings, "lm_head"),
+        *bert.vocabulary_bias(ours, "lm_head"),
     ]

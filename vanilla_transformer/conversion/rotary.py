@@ -7,7 +7,7 @@ query and key maps, and weights of norms of them, change places.
 import torch
 
 from .fields import Fields, Ours, require
-from .tensors import Op, TensorMap, tensor_map, zeros
+from .tensors import SAME, Op, TensorMap, joined, tensor_map, zeros
 
 HALVES = Op("in two parts", lambda t: t.chunk(2), lambda *parts: torch.cat(parts))
 
@@ -45,15 +45,6 @@ def no_bias(name: str, size: int) -> TensorMap:
     return TensorMap((f"{name}.bias",), "", zeros(size))
 
 
-def renamed(ours: str, theirs: str, hub: str, bias: bool = True) -> list[TensorMap]:
-    """Return the maps of a linear map or LayerNorm: `theirs` in the class of transformers, and
-    `hub` in files of the Hub."""
-    return [
-        tensor_map(f"{ours}.{part}", f"{theirs}.{part}", otherwise=(f"{hub}.{part}",))
-        for part in ("weight", "bias")[: 1 + bias]
-    ]
-
-
 def fused(
     ours: str, parts: dict[str, str], theirs: str, op: Op, ends: tuple[str, ...], order: Op
 ) -> list[TensorMap]:
@@ -68,14 +59,11 @@ def fused(
         ends: "weight", or "weight" and "bias".
         order: the operation that makes our queries and keys of those of the class.
     """
-    maps = []
+    maps = joined([f"{ours}.{name}" for name in parts], theirs, op, ends)
     for end in ends:
-        names = tuple(f"{ours}.{name}.{end}" for name in parts)
-        maps.append(TensorMap(names, f"{theirs}.{end}", op))
         for name, class_name in parts.items():
-            is_paired = name in ("q_proj", "k_proj")
-            one = [order] if is_paired else []
-            maps.append(tensor_map(f"{ours}.{name}.{end}", f"{class_name}.{end}", *one))
+            convert = order if name in ("q_proj", "k_proj") else SAME
+            maps.append(tensor_map(f"{ours}.{name}.{end}", f"{class_name}.{end}", convert))
     return maps
 
 

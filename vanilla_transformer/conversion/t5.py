@@ -1,8 +1,10 @@
-"""T5 (Raffel et al. 2020), T5 v1.1 and Flan-T5 (gated feed-forward networks), ByT5 (bytes): RMSNorm
-before each sub-layer, no biases, and positions that are added to the scores of self-attention.
+"""T5 (Raffel et al. 2020), T5 v1.1, Flan-T5 and mT5 (Xue et al. 2021; gated feed-forward networks),
+ByT5 (bytes): RMSNorm before each sub-layer, no biases, and positions that are added to the scores
+of self-attention.
 
 T5 does not divide the scores by sqrt(d_kv): our queries are larger by that. Where its head is tied
-to the embeddings it divides the decoder's last states by sqrt(d_model): here the last norm does.
+to the embeddings, T5, and not mT5, divides the decoder's last states by sqrt(d_model): here the
+last norm does.
 """
 
 from . import bart
@@ -11,25 +13,23 @@ from .fields import (
     Ours,
     TensorNames,
     Theirs,
-    read_fields,
+    our_classes,
     require,
     same_names,
-    write_fields,
 )
 from .tensors import SAME, Op, TensorMap, equal, linear, modules, scaled, tensor_map
 
-ARCHITECTURES = {
-    "T5Model": "VanillaSeq2SeqModel",
-    "T5ForConditionalGeneration": "VanillaSeq2SeqForConditionalGeneration",
-    "T5ForSequenceClassification": "VanillaSeq2SeqForSequenceClassification",
-    "T5ForQuestionAnswering": "VanillaSeq2SeqForQuestionAnswering",
-    "T5EncoderModel": "VanillaEncoderModel",
-    "T5ForTokenClassification": "VanillaEncoderForTokenClassification",
+CLASSES = our_classes(
+    "Seq2Seq",
+    *("Model", "ForConditionalGeneration"),
+    *("ForSequenceClassification", "ForQuestionAnswering"),
+) | {
+    "EncoderModel": "VanillaEncoderModel",
+    "ForTokenClassification": "VanillaEncoderForTokenClassification",
 }
 # in old files, of no effect
 UNUSED = r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
 ENCODERS = ("EncoderModel", "ForTokenClassification")
-# fields that all models of the family share
 FIXED = {
     "position_embedding_type": "relative",
     "norm_type": "rms_norm",
@@ -55,8 +55,7 @@ FIELDS = {
 
 def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
     require(theirs, is_decoder=False)
-    fields = read_fields(theirs, FIELDS) | FIXED
-    fields |= {"hidden_act": theirs.dense_act_fn, "gated": theirs.is_gated_act}
+    fields = {"hidden_act": theirs.dense_act_fn, "gated": theirs.is_gated_act}
     if is_encoder(theirs):
         return fields | {"num_hidden_layers": theirs.num_layers}
     require(theirs, is_encoder_decoder=True)
@@ -75,7 +74,7 @@ def is_encoder(config: Theirs | Ours) -> bool:
 
 
 def to_source_config(ours: Ours) -> Fields:
-    fields = write_fields(ours, FIELDS) | {"feed_forward_proj": feed_forward_proj(ours)}
+    fields = {"feed_forward_proj": feed_forward_proj(ours)}
     if is_encoder(ours):
         return fields | {"num_layers": ours.num_hidden_layers, "is_encoder_decoder": False}
     depths = {"num_layers": ours.encoder_layers, "num_decoder_layers": ours.decoder_layers}
@@ -111,7 +110,7 @@ def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
             + stack("model", "encoder", theirs.num_layers, theirs)
             + linear("classifier", "classifier")
         )
-    maps = embeddings(ours.tie_word_embeddings)
+    maps = embeddings(ours)
     maps += stack("model.encoder", "encoder", theirs.num_layers, theirs)
     # T5, and not mT5, which lacks the field, may scale what its head reads, and only that
     is_scaled = theirs.architectures[0].endswith("ForConditionalGeneration") and getattr(
@@ -122,8 +121,8 @@ def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
     return maps + modules(bart.HEADS)
 
 
-def embeddings(is_tied: bool) -> list[TensorMap]:
-    """Return the tensor maps of the token embeddings and, unless `is_tied`, of the LM head.
+def embeddings(ours: Ours) -> list[TensorMap]:
+    """Return the tensor maps of the token embeddings and of an LM head that is not tied to them.
 
     T5 has one embedding matrix. With an untied head our model has a copy of it in each stack.
     """
@@ -131,7 +130,7 @@ def embeddings(is_tied: bool) -> list[TensorMap]:
         f"model.{side}.embeddings.embed_tokens.weight" for side in ("encoder", "decoder")
     )
     also = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-    if is_tied:
+    if ours.tie_word_embeddings:
         return [tensor_map(encoder, "shared.weight", also=(*also, "lm_head.weight"))]
     return [
         TensorMap((encoder, decoder), "shared.weight", equal(2), also),

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from ..checkpoint import TORCH_DTYPES, Shapes, stored_shapes
 from ..checkpoint_files import weight_files
 from ..files import PICKLE, WEIGHTS, check_no_pointer
 from ..source import Source
+from .fields import Ours
 
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 logger = logging.get_logger(__name__)
@@ -157,13 +158,35 @@ def tensor_map(
     return TensorMap((ours,), theirs, op, also, otherwise)
 
 
-def linear(ours: str, theirs: str, bias: bool = True) -> list[TensorMap]:
-    """Return the tensor maps of the weight and the bias of a linear map or a LayerNorm.
+def linear(
+    ours: str, theirs: str, bias: bool = True, op: Op = SAME, hub: str | None = None
+) -> list[TensorMap]:
+    """Return the tensor maps of the weight and the bias of a linear map or a norm.
 
-    `ours` and `theirs` are the module's names. Without `bias` only the weight is mapped.
+    `ours` and `theirs` are the module's names, and `hub` is its name in files of the Hub, if that
+    differs from the name in the class of transformers. `op` converts the weight. Without `bias`
+    only the weight is mapped.
     """
     return [
-        tensor_map(f"{ours}.{part}", f"{theirs}.{part}") for part in ("weight", "bias")[: 1 + bias]
+        tensor_map(
+            f"{ours}.{part}",
+            f"{theirs}.{part}",
+            convert,
+            otherwise=(f"{hub}.{part}",) if hub else (),
+        )
+        for part, convert in (("weight", op), ("bias", SAME))[: 1 + bias]
+    ]
+
+
+def joined(
+    ours: Sequence[str], theirs: str, op: Op, ends: Iterable[str] = ("weight", "bias")
+) -> list[TensorMap]:
+    """Return the tensor maps of linear maps of ours that are the one module `theirs` in the source.
+
+    `op` makes our tensors of one of theirs. `ends` are "weight", "bias" or both.
+    """
+    return [
+        TensorMap(tuple(f"{name}.{end}" for name in ours), f"{theirs}.{end}", op) for end in ends
     ]
 
 
@@ -176,9 +199,9 @@ def modules(
     weights. Without `bias` only the weights are mapped.
     """
     return [
-        tensor_map(f"{ours}{name}.{part}", f"{theirs}{their_name}.{part}", convert)
+        entry
         for name, their_name in names.items()
-        for part, convert in (("weight", op), ("bias", SAME))[: 1 + bias]
+        for entry in linear(f"{ours}{name}", f"{theirs}{their_name}", bias, op)
     ]
 
 
@@ -194,11 +217,13 @@ def layers(
     ]
 
 
-def tokens(theirs: str, head: str, tied: bool) -> list[TensorMap]:
+def tokens(ours: Ours, theirs: str, head: str) -> list[TensorMap]:
     """Return the tensor maps of a single stack's token embeddings and its vocabulary projection.
 
-    `theirs` and `head` are their names in the source. If they are `tied`, they are one tensor.
+    `theirs` and `head` are their names in the source. They are one tensor if `ours`, our config,
+    ties them.
     """
+    tied = ours.tie_word_embeddings
     maps = [
         tensor_map("model.embeddings.embed_tokens.weight", theirs, also=(head,) if tied else ())
     ]

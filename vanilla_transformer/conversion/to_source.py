@@ -12,7 +12,7 @@ from ..files import VERSION_KEY
 from ..source import Source
 from .conversion_plan import ConversionPlan, TensorStep
 from .converter import get_converter
-from .fields import require_kept
+from .fields import require_kept, write_fields
 from .plan_parts import (
     attach_other_files,
     check_missing,
@@ -41,7 +41,8 @@ def plan_family(source: Source, to: str) -> ConversionPlan:
     names = {our_name: name for name, our_name in converter.ARCHITECTURES.items()}
     architecture = names[check_architecture(ours, names)]
     mark = {VERSION_KEY: vanilla_transformer.__version__}  # this package may replace it
-    config = CONFIG_MAPPING[to](**common_fields(ours), **converter.to_source_config(ours), **mark)
+    fields = write_fields(ours, converter.FIELDS) | converter.to_source_config(ours)
+    config = CONFIG_MAPPING[to](**common_fields(ours) | fields | mark)
     files = TensorFiles(source.directory)
     check_depth(ours, files.shapes, source.directory)
     if not any(name.startswith("model.") for name in files.shapes):
@@ -50,7 +51,7 @@ def plan_family(source: Source, to: str) -> ConversionPlan:
     maps = converter.tensor_maps(ours, config)
     names = kept_names(model, maps)
     back = vanilla_config(config, converter, names, type(ours))
-    require_kept(ours, back, ours.architectures[0], getattr(converter, "LOST", ()))
+    require_kept(ours, back, ours.architectures[0], converter.LOST)
     is_untied = getattr(ours, "tie_word_embeddings", None) is False
     if is_untied:
         # a head that the class ties, as T5's does, is written beside the embeddings

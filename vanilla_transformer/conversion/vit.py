@@ -8,18 +8,20 @@ import torch
 
 from ..configuration_vanilla_transformer import VanillaVisionConfig
 from . import bert
-from .fields import Fields, TensorNames, Theirs, read_fields, require, same_names, write_fields
+from .fields import (
+    Fields,
+    TensorNames,
+    Theirs,
+    our_classes,
+    require,
+    same_names,
+)
 from .tensors import ROW, Op, TensorMap, linear, tensor_map
 
-ARCHITECTURES = {
-    "ViTModel": "VanillaVisionModel",
-    "ViTForImageClassification": "VanillaVisionForImageClassification",
-}
+CLASSES = our_classes("Vision", "Model", "ForImageClassification")
 IMAGE_PROCESSOR = "ViTImageProcessor"
 
-# of ViT, DeiT and DINOv2
-FIELDS = {name: theirs for name, theirs in bert.STACK.items() if name != "intermediate_size"}
-FIELDS |= same_names("layer_norm_eps", "image_size", "patch_size", "num_channels")
+FIELDS = bert.STACK | same_names("layer_norm_eps", "image_size", "patch_size", "num_channels")
 # modules of a layer: our name, the name in the class, the name in files
 LAYER = (
     ("self_attn.q_proj", "attention.q_proj", "attention.attention.query"),
@@ -44,21 +46,17 @@ def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
     """
     require(theirs, pooler_output_size=theirs.hidden_size)
     return encoder_fields(theirs) | {
-        "intermediate_size": theirs.intermediate_size,
         "pooler_act": theirs.pooler_act if "pooler.dense.weight" in names else None,
     }
 
 
 def encoder_fields(theirs: Theirs) -> Fields:
-    """Return the fields of our config that ViT, DeiT and DINOv2 share."""
-    return read_fields(theirs, FIELDS) | {"head_dim": getattr(theirs, "head_dim", None)}
+    """Return the fields of our config, besides `FIELDS`, that ViT, DeiT and DINOv2 share."""
+    return {"head_dim": getattr(theirs, "head_dim", None)}
 
 
 def to_source_config(ours: VanillaVisionConfig) -> Fields:
-    return write_fields(ours, FIELDS) | {
-        "intermediate_size": ours.intermediate_size,
-        "pooler_act": ours.pooler_act or "tanh",
-    }
+    return {"pooler_act": ours.pooler_act or "tanh"}
 
 
 def tensor_maps(ours: VanillaVisionConfig, theirs: Theirs) -> list[TensorMap]:

@@ -1,11 +1,11 @@
 """XGLM (Lin et al. 2022): the decoder of M2M100. Positions count from row 2 of the table."""
 
 from . import bart
-from .fields import Fields, Ours, TensorNames, Theirs, require
+from .fields import Fields, Ours, TensorNames, Theirs, our_classes, require
 from .sinusoids import check_table, fairseq_table
 from .tensors import TensorFiles, TensorMap, constant, layers, linear, tokens
 
-ARCHITECTURES = {"XGLMModel": "VanillaDecoderModel", "XGLMForCausalLM": "VanillaDecoderForCausalLM"}
+CLASSES = our_classes("Decoder", "Model", "ForCausalLM")
 UNUSED = r"embed_positions\.weights"
 
 
@@ -20,7 +20,7 @@ def tensor_maps(ours: Ours, theirs: Theirs) -> list[TensorMap]:
     table = constant(
         "sinusoids", lambda: fairseq_table(rows + 2, theirs.d_model, theirs.pad_token_id)[2:]
     )
-    maps = tokens("embed_tokens.weight", "lm_head.weight", theirs.tie_word_embeddings)
+    maps = tokens(ours, "embed_tokens.weight", "lm_head.weight")
     maps.append(TensorMap(("model.embeddings.embed_positions.weight",), "", table))
     return (
         maps

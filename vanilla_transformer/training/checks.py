@@ -111,14 +111,10 @@ def check_tokenizer(recipe: Tables, task: Task) -> None:
             f"tokenizer.bpe_dropout is {dropout}, expected 0 with tokenizer.kind={kind!r}: only "
             f"bpe has it"
         )
-    if (
-        is_new
-        and tokenizer.get("lowercase")
-        and tokenizer.get("kind", "bpe") not in ("bpe", "word")
-    ):
+    if is_new and tokenizer.get("lowercase") and kind not in ("bpe", "word"):
         raise UsageError(
-            f"tokenizer.lowercase is true, expected false with tokenizer.kind="
-            f"{tokenizer['kind']!r}: only bpe and word have it"
+            f"tokenizer.lowercase is true, expected false with tokenizer.kind={kind!r}: only bpe "
+            "and word have it"
         )
     sizes = [
         table["vocab_size"] for table in (tokenizer, recipe["model"]) if table.get("vocab_size")

@@ -11,7 +11,7 @@ import reprlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..compression import decompression_errors, open_lines, without_compression
 from ..errors import UsageError
@@ -40,12 +40,8 @@ def parts(path: str | Path, encoding: str, how: str) -> Iterator[str]:
         ValueError: for a damaged compressed file, one that unpacks to more than text does, a
             compression that is not read here, and a git-lfs pointer.
     """
-    try:
-        "".encode(encoding)
-    except (LookupError, TypeError):
-        raise UsageError(
-            f"encoding is {encoding!r}, expected one that Python knows, such as UTF-8"
-        ) from None
+    if not is_encoding(encoding):
+        raise UsageError(f"encoding is {encoding!r}, expected one that Python knows, such as UTF-8")
     path, size = Path(path), 0
     with (
         open_lines(path) as content,
@@ -65,6 +61,15 @@ def parts(path: str | Path, encoding: str, how: str) -> Iterator[str]:
                 yield part
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not {encoding} text: {error}") from None
+
+
+def is_encoding(name: Any) -> bool:
+    """Return True if `name` is the name of an encoding of text."""
+    try:
+        "".encode(name)
+    except (LookupError, TypeError, ValueError):  # a ValueError for half of a surrogate pair
+        return False
+    return True
 
 
 def read_text(path: str | Path, encoding: str = "UTF-8") -> str:

@@ -9,16 +9,10 @@ from typing import Any
 import psutil
 import torch
 from datasets import IterableDataset
-from transformers import (
-    EarlyStoppingCallback,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Seq2SeqTrainer,
-    set_seed,
-)
+from transformers import EarlyStoppingCallback, Seq2SeqTrainer, set_seed
 
 from ..info import shape_fields
-from .prepare import prepare
+from .prepare import Prepared, prepare
 from .recipe import Recipe
 from .trainer import make_trainer, training_arguments
 
@@ -36,10 +30,8 @@ def dry_run(recipe: Recipe) -> str:
     with tempfile.TemporaryDirectory() as state:
         arguments = training_arguments(recipe, Path(state))
         set_seed(arguments.seed)
-        tokenizer, model, rows = prepare(recipe)
-        trainer = quiet_trainer(
-            recipe, Path(state), tokenizer, model, rows, logging_steps=1, max_steps=TRIED
-        )
+        prepared = prepare(recipe)
+        trainer = quiet_trainer(recipe, Path(state), prepared, logging_steps=1, max_steps=TRIED)
         trainer.train()
     logs = [record for record in trainer.state.log_history if "tokens_per_second" in record][1:]
     tokens = sum(record["tokens"] for record in logs) / len(logs)
@@ -51,17 +43,15 @@ def dry_run(recipe: Recipe) -> str:
             math.ceil(len(trainer.get_train_dataloader()) / accumulation_steps)
             * arguments.num_train_epochs
         )
-    shape = ", ".join(
-        f"{name}={getattr(model.config, name)}" for name in shape_fields(model.config)
-    )
-    is_stream = {name: isinstance(split, IterableDataset) for name, split in rows.items()}
+    config = prepared.model.config
+    shape = ", ".join(f"{name}={getattr(config, name)}" for name in shape_fields(config))
     counts = {
-        name: "a stream of" if is_stream[name] else f"{len(split):,}"
-        for name, split in rows.items()
+        name: "a stream of" if isinstance(split, IterableDataset) else f"{len(split):,}"
+        for name, split in prepared.rows.items()
     }
     lines = [f"{name:<12} {count:>12} examples" for name, count in counts.items()]
     lines += [f"shape        {shape}"]
-    lines += [f"parameters   {model.num_parameters():>12,}"]
+    lines += [f"parameters   {prepared.model.num_parameters():>12,}"]
     lines += [
         f"an update    {tokens:>12,.0f} tokens, source and target together, in "
         f"{accumulation_steps} batches on each process"
@@ -76,21 +66,15 @@ def dry_run(recipe: Recipe) -> str:
 
 
 def quiet_trainer(
-    recipe: Recipe,
-    state: Path,
-    tokenizer: PreTrainedTokenizerFast,
-    model: PreTrainedModel,
-    rows: dict[str, Any],
-    **changes: Any,
+    recipe: Recipe, state: Path, prepared: Prepared, **changes: Any
 ) -> Seq2SeqTrainer:
     """Return the recipe's trainer, which neither evaluates nor saves. `changes` replace its
     arguments.
 
-    `state` is the directory for its files, and `rows` are {split: examples}.
+    `state` is the directory for its files.
     """
-    trainer = make_trainer(
-        recipe, training_arguments(recipe, state, **QUIET, **changes), tokenizer, model, rows
-    )
+    arguments = training_arguments(recipe, state, **QUIET, **changes)
+    trainer = make_trainer(recipe, arguments, prepared)
     trainer.remove_callback(EarlyStoppingCallback)  # it raises without an evaluation
     return trainer
 

@@ -3,7 +3,7 @@
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from accelerate import PartialState
 from datasets import Dataset, IterableDataset
@@ -20,7 +20,7 @@ from transformers.utils import logging
 from ..checkpoint import config_and_class, limit_generation, load_image_processor, load_tokenizer
 from ..checkpoint_files import checkpoint_directory
 from ..errors import UsageError
-from ..options import ONE_OR_MORE_TOKENS, TOKEN, TOKENS, WORDS, without_none
+from ..options import ONE_OR_MORE_TOKENS, TOKEN, TOKENS, WORDS, as_list, without_none
 from .batches import SIDES
 from .checks import attempt
 from .data import REPORTED, BadRows, check_exist, find_line, split_key
@@ -121,15 +121,24 @@ def check_start(recipe: Recipe, path: str) -> None:
     check_held_out("model.path", path, recipe.data)
 
 
-def prepare(
-    recipe: Recipe, checkpoint: Path | None = None
-) -> tuple[PreTrainedTokenizerFast, PreTrainedModel, dict[str, Any]]:
-    """Return (tokenizer, model, {split: examples}) of a run.
+class Prepared(NamedTuple):
+    """The tokenizer, the model and the examples of each split of a run.
+
+    Tasks with images have an image processor as their tokenizer. `rows` has only splits that the
+    recipe has.
+    """
+
+    tokenizer: PreTrainedTokenizerFast | BaseImageProcessor
+    model: PreTrainedModel
+    rows: dict[str, Any]
+
+
+def prepare(recipe: Recipe, checkpoint: Path | None = None) -> Prepared:
+    """Return the tokenizer, the model and the examples of a run.
 
     The model is new or starts from the recipe's `model.path`; it never has the weights of
     `checkpoint`. The tokenizer is that of `checkpoint`, a checkpoint of the same run, or with None
-    that of the recipe or a new one. Tasks with images have an image processor instead. Only splits
-    that the recipe has are in the dict.
+    that of the recipe or a new one.
 
     Raises:
         UsageError: for a missing key, or one that contradicts the checkpoints.
@@ -139,7 +148,7 @@ def prepare(
     """
     check_complete(recipe)
     task = TASKS[recipe.task]
-    tokenizer = None if task.processor else load_existing_tokenizer(recipe, checkpoint)
+    tokenizer = load_existing_tokenizer(recipe, checkpoint)
     key = {split: split_key(recipe.data, split) for split in SPLITS}
     read = {split: naming(key[split], partial(task.read, recipe.data), split) for split in SPLITS}
     text = without_none(read)
@@ -150,15 +159,13 @@ def prepare(
     if tokenizer is None and not task.processor:
         tokenizer = new_tokenizer(recipe, task, text)
     model = make_model(recipe, task, tokenizer, text)
-    if task.processor:
-        tokenizer = image_processor(recipe, task, model, checkpoint)
-    make = partial(
-        examples, task=task, text=text, tokenizer=tokenizer, config=model.config, recipe=recipe
-    )
+    if tokenizer is None:
+        tokenizer = task.processor(model.config)
+    make = partial(examples, recipe, text, tokenizer, model.config)
     rows = {split: naming(key[split], make, split) for split in text}
     if "path" not in recipe.model:
         note_short_text(key["train"], rows["train"])
-    return tokenizer, model, rows
+    return Prepared(tokenizer, model, rows)
 
 
 def note_short_text(key: str, examples: Any) -> None:
@@ -189,41 +196,29 @@ def new_tokenizer(recipe: Recipe, task: Task, text: dict[str, Rows]) -> PreTrain
 
 def load_existing_tokenizer(
     recipe: Recipe, checkpoint: Path | None
-) -> PreTrainedTokenizerFast | None:
-    """Return the tokenizer of `checkpoint`, else that of the recipe's `tokenizer.path` or
-    `model.path`.
+) -> PreTrainedTokenizerFast | BaseImageProcessor | None:
+    """Return the tokenizer or image processor of `checkpoint`, else that of the recipe's
+    `tokenizer.path` or `model.path`.
 
-    Return None if there is none of them, to train a new one.
+    Return None if there is none of them, to make a new one.
     """
+    load = load_image_processor if TASKS[recipe.task].processor else load_tokenizer
     if checkpoint:
-        return load_tokenizer(checkpoint)
+        return load(checkpoint)
     for table in ("tokenizer", "model"):
         if path := getattr(recipe, table).get("path"):
-            return naming(f"{table}.path", load_tokenizer, path)
+            return naming(f"{table}.path", load, path)
     return None
 
 
-def image_processor(
-    recipe: Recipe, task: Task, model: PreTrainedModel, checkpoint: Path | None
-) -> BaseImageProcessor:
-    """Return the image processor of `checkpoint`, else of the recipe's `model.path`, else a new
-    one."""
-    if checkpoint:
-        return load_image_processor(checkpoint)
-    path = recipe.model.get("path")
-    return (
-        naming("model.path", load_image_processor, path) if path else task.processor(model.config)
-    )
-
-
 def make_model(
-    recipe: Recipe, task: Task, tokenizer: PreTrainedTokenizerFast | None, text: dict[str, Rows]
+    recipe: Recipe, task: Task, tokenizer: PreTrainedTokenizerFast, text: dict[str, Rows]
 ) -> PreTrainedModel:
     """Return a new model by the recipe, or one that starts from its `model.path`.
 
-    A model of text has the vocabulary size of `tokenizer`, which is None for tasks with images.
-    `text` are the rows by split, which set config fields such as labels. Raises ValueError if the
-    sizes of tokenizer, checkpoint and [model] differ.
+    A model of text has the vocabulary size of `tokenizer`. `text` are the rows by split, which set
+    config fields such as labels. Raises ValueError if the sizes of tokenizer, checkpoint and
+    [model] differ.
     """
     settings = {**task.config_fields(text, recipe.data), **recipe.model}
     path = settings.pop("path", None)
@@ -231,11 +226,11 @@ def make_model(
     if path:
         model = load_pretrained(task.model, path, settings)
     else:
-        settings = settings if tokenizer is None else {"vocab_size": len(tokenizer), **settings}
+        settings = settings if task.processor else {"vocab_size": len(tokenizer), **settings}
         model = task.model(
             task.config.preset(preset, **settings) if preset else task.config(**settings)
         )
-    if tokenizer is not None and model.config.vocab_size != len(tokenizer):
+    if not task.processor and model.config.vocab_size != len(tokenizer):
         raise ValueError(
             f"the tokenizer has {len(tokenizer)} entries, expected "
             f"vocab_size={model.config.vocab_size}"
@@ -258,15 +253,16 @@ def load_pretrained(
 
 
 def set_generation(model: PreTrainedModel, recipe: Recipe) -> None:
-    """Set the generation config of the result. `generate` fills every field with a default."""
-    if model.can_generate():
-        model.generation_config = generation_config(recipe, model.config)
+    """Set the generation config of the result. `generate` fills every field with a default.
 
-
-def generation_config(recipe: Recipe, config: PreTrainedConfig) -> GenerationConfig:
+    Raises UsageError for tokens outside the vocabulary.
+    """
+    if not model.can_generate():
+        return
+    config = model.config
     for name, value in recipe.generation.items():
-        tokens = tokens_in(value) if name in TOKEN_KEYS else []
-        unknown = [token for token in tokens if not 0 <= token < config.vocab_size]
+        words = map(as_list, as_list(value)) if name in TOKEN_KEYS else []
+        unknown = [token for word in words for token in word if not 0 <= token < config.vocab_size]
         if unknown:
             raise UsageError(
                 f"generation.{name} has {unknown[0]}, expected tokens from 0 to "
@@ -276,25 +272,15 @@ def generation_config(recipe: Recipe, config: PreTrainedConfig) -> GenerationCon
     tokens = {name: getattr(config, name) for name in names if hasattr(config, name)}
     generation = GenerationConfig(**tokens, **recipe.generation)
     limit_generation(generation, config)
-    return generation
-
-
-def tokens_in(value: int | list) -> list[int]:
-    """Return all tokens in `value`, a token, a list, or nested lists."""
-    return (
-        [token for item in value for token in tokens_in(item)]
-        if isinstance(value, list)
-        else [value]
-    )
+    model.generation_config = generation
 
 
 def examples(
-    split: str,
-    task: Task,
+    recipe: Recipe,
     text: dict[str, Rows],
     tokenizer: PreTrainedTokenizerFast,
     config: PreTrainedConfig,
-    recipe: Recipe,
+    split: str,
 ) -> Any:
     """Return the examples of one split that the model sees, from its rows in `text`.
 
@@ -306,7 +292,7 @@ def examples(
         ValueError: if none is left, for learned positions and a stream, and for a training row with
             more tokens than a batch, unless the recipe skips bad rows.
     """
-    of_split = text[split]
+    task, of_split = TASKS[recipe.task], text[split]
     if task.processor:
         return task.examples(of_split, recipe.data, split)
     settings = {"tokenizer": tokenizer, "data": recipe.data}
@@ -322,7 +308,11 @@ def examples(
         )
     limit = batch_tokens(recipe) if split == "train" else None
     if isinstance(rows, IterableDataset):
-        check_stream(config)
+        if config.has_learned_positions:  # long rows of a stream cannot be counted
+            raise ValueError(
+                "position_embedding_type is 'learned', expected one without a maximum length for "
+                "data.streaming"
+            )
         return rows.map(check_length, with_indices=True, fn_kwargs={"limit": limit})
     if not isinstance(rows, Dataset) or not (limit or config.has_learned_positions):
         return rows
@@ -338,15 +328,6 @@ def examples(
 def batch_tokens(recipe: Recipe) -> int | None:
     """Return the maximum number of tokens of a training batch, or None if the recipe sets none."""
     return recipe.training.get("tokens_per_batch", recipe.training.get("tokens_per_update"))
-
-
-def check_stream(config: PreTrainedConfig) -> None:
-    """Raise ValueError for a stream and learned positions, whose long rows cannot be counted."""
-    if config.has_learned_positions:
-        raise ValueError(
-            "position_embedding_type is 'learned', expected one without a maximum length for "
-            "data.streaming"
-        )
 
 
 def check_length(row: dict, index: int, limit: int) -> dict:

@@ -115,19 +115,14 @@ def read_recipe(name: str, changes: dict[str, Any] | None = None) -> Recipe:
             tables[key] = value
         elif isinstance(tables.setdefault(table, {}), dict):
             tables[table][name] = value
-    if "training.num_train_epochs" in (changes or {}):
-        replace_updates(tables, changes)
+    # max_steps of the recipe would take precedence over the epochs
+    names = {*(changes or {})} & {"training.num_train_epochs", "training.max_steps"}
+    if names == {"training.num_train_epochs"} and isinstance(tables["training"], dict):
+        tables["training"].pop("max_steps", None)
     check_tables(tables)
     if "task" not in tables:
         raise UsageError(f"{path} has no task, expected one of {', '.join(TASKS)}")
     return Recipe(**tables)
-
-
-def replace_updates(tables: dict[str, Any], changes: dict[str, Any]) -> None:
-    """Remove `max_steps` of the recipe, which would take precedence over the epochs in `changes`,
-    unless it is in `changes` too."""
-    if "training.max_steps" not in changes and isinstance(tables["training"], dict):
-        tables["training"].pop("max_steps", None)
 
 
 def recipe_path(name: str) -> Path:

@@ -9,8 +9,6 @@ from typing import Any
 from accelerate import PartialState
 from transformers import (
     BaseImageProcessor,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
     TrainerState,
@@ -34,7 +32,7 @@ from .checkpoints import (
 )
 from .curves import CURVES, draw_curves
 from .data import split_files
-from .prepare import check_complete, prepare, set_generation
+from .prepare import Prepared, check_complete, prepare, set_generation
 from .recipe import Recipe
 from .record import RECORD, run_record
 from .tasks import TASKS
@@ -78,11 +76,11 @@ def train(
     ):
         facts = run_facts(recipe)
         check_state(state, facts, restart)
-        trainer, tokenizer, rows = train_model(recipe, facts, arguments, restart)
-        metrics = evaluate(recipe, trainer, tokenizer, rows)
+        trainer, prepared = train_model(recipe, facts, arguments, restart)
+        metrics = evaluate(recipe, trainer, prepared)
         if arguments.should_save:
             record = run_record(recipe, trainer, metrics)
-            write_result(recipe, trainer.model, tokenizer, record, directory, Path(output).name)
+            write_result(recipe, prepared, record, directory, Path(output).name)
     return metrics
 
 
@@ -98,8 +96,8 @@ def input_paths(recipe: Recipe) -> list[str | Path]:
 
 def train_model(
     recipe: Recipe, facts: dict, arguments: Seq2SeqTrainingArguments, restart: bool
-) -> tuple:
-    """Run the training to its end, and return (trainer, tokenizer, {split: examples}).
+) -> tuple[Seq2SeqTrainer, Prepared]:
+    """Run the training to its end, and return its trainer, and what it was made of.
 
     It resumes from the newest undamaged checkpoint of an earlier call. With `restart` no checkpoint
     is used, and the state of the earlier call is moved aside. The trainer's model has the weights
@@ -109,8 +107,8 @@ def train_model(
     state = Path(arguments.output_dir)
     checkpoint = None if restart else next(complete_checkpoints(state), None)
     set_seed(arguments.seed)
-    tokenizer, model, rows = prepare(recipe, checkpoint)
-    trainer = make_trainer(recipe, arguments, tokenizer, model, rows)
+    prepared = prepare(recipe, checkpoint)
+    trainer = make_trainer(recipe, arguments, prepared)
     PartialState().wait_for_everyone()  # all processes have looked for a checkpoint
     if arguments.should_save:
         open_state(state, facts, restart)
@@ -123,10 +121,11 @@ def train_model(
     if count := recipe.training.get("average_last"):
         # who has noted that the last checkpoint is whole
         with arguments.main_process_first(local=False):
-            model.load_state_dict(average_weights(last_checkpoints(state, count)).state_dict())
+            average = average_weights(last_checkpoints(state, count))
+            prepared.model.load_state_dict(average.state_dict())
     if recipe.save_dtype == "float16":  # metrics belong to the weights that are saved
-        model.half().float()
-    return trainer, tokenizer, rows
+        prepared.model.half().float()
+    return trainer, prepared
 
 
 def load_final(trainer: Seq2SeqTrainer, checkpoint: Path, state: TrainerState) -> None:
@@ -145,38 +144,29 @@ def load_final(trainer: Seq2SeqTrainer, checkpoint: Path, state: TrainerState) -
     trainer.model.load_state_dict(load(best).state_dict())
 
 
-def evaluate(
-    recipe: Recipe,
-    trainer: Seq2SeqTrainer,
-    tokenizer: PreTrainedTokenizerFast,
-    rows: dict[str, Any],
-) -> dict[str, Any]:
+def evaluate(recipe: Recipe, trainer: Seq2SeqTrainer, prepared: Prepared) -> dict[str, Any]:
     """Return the metrics of the validation and the test text, by names such as "test_bleu".
 
-    A split that is not in `rows`, {split: examples}, has no metrics. Text is generated with the
-    generation settings of the result.
+    A split without `prepared` examples has no metrics. Text is generated with the generation
+    settings of the result.
     """
     metrics = {}
-    model = trainer.model
     for split in SPLITS[1:]:
-        if split in rows:
-            set_generation(model, recipe)
-            trainer.compute_metrics = build_metrics(recipe, tokenizer, model, rows[split])
-            metrics |= trainer.evaluate(rows[split], metric_key_prefix=split, **recipe.generation)
+        if split in prepared.rows:
+            set_generation(prepared.model, recipe)
+            trainer.compute_metrics = build_metrics(recipe, prepared, split)
+            rows, settings = prepared.rows[split], recipe.generation
+            metrics |= trainer.evaluate(rows, metric_key_prefix=split, **settings)
     return metrics
 
 
 def write_result(
-    recipe: Recipe,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerFast,
-    record: dict,
-    directory: Path,
-    name: str,
+    recipe: Recipe, prepared: Prepared, record: dict, directory: Path, name: str
 ) -> None:
+    model = prepared.model
     set_generation(model, recipe)
     model.config.use_cache = True  # `Trainer` turns it off: with a cache, packed texts would mix
-    save_checkpoint(model, tokenizer, directory, recipe.save_dtype)
+    save_checkpoint(prepared, directory, recipe.save_dtype)
     if TASKS[recipe.task].carries_pipeline:
         carry_translation(directory)
     (directory / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -184,14 +174,13 @@ def write_result(
     model_card(record, model, name, has_curves).save(directory / CARD)
 
 
-def save_checkpoint(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, directory: Path, dtype: str
-) -> None:
+def save_checkpoint(prepared: Prepared, directory: Path, dtype: str) -> None:
     """Save model and tokenizer to `directory`.
 
-    With dtype `"float16"`, `model` becomes float16 and is stored so. Its config says float32, which
-    the tensors load as.
+    With dtype `"float16"`, the model becomes float16 and is stored so. Its config says float32,
+    which the tensors load as.
     """
+    tokenizer, model, _ = prepared
     if dtype == "float16":
         model.half()
     model.save_pretrained(directory)

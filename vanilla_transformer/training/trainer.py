@@ -7,12 +7,7 @@ from typing import Any
 
 import torch
 from datasets import IterableDataset
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-)
+from transformers import PreTrainedModel, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from ..errors import UsageError
 from .augment import Augmentation, AugmentedDataset, build_augmentation
@@ -21,7 +16,7 @@ from .callbacks import Watch, callbacks
 from .checks import attempt
 from .distillation import Teachers, with_text
 from .loss import loss_function
-from .prepare import batch_tokens, lengths
+from .prepare import Prepared, batch_tokens, lengths
 from .recipe import Recipe
 from .tasks import TASKS
 from .tasks.task import Scored
@@ -86,22 +81,18 @@ def keep_labelled(model: PreTrainedModel, args: tuple, inputs: dict) -> tuple[tu
 
 
 def make_trainer(
-    recipe: Recipe,
-    arguments: Seq2SeqTrainingArguments,
-    tokenizer: PreTrainedTokenizerFast,
-    model: PreTrainedModel,
-    rows: dict[str, Any],
+    recipe: Recipe, arguments: Seq2SeqTrainingArguments, prepared: Prepared
 ) -> Seq2SeqTrainer:
     """Return the trainer of a run, whose method `train` starts it.
 
-    `arguments` are the settings of the trainer. `rows` are {split: examples}: "train", and
-    "validation" if the run is evaluated. Forward hooks are added to `model`.
+    `arguments` are the settings of the trainer. The `prepared` examples are "train", and
+    "validation" if the run is evaluated. Forward hooks are added to the model.
 
     Raises:
         ValueError: for rows that do not fit the batches, teachers with other labels, and for
             processes with several GPUs each, FSDP or DeepSpeed.
     """
-    task = TASKS[recipe.task]
+    task, (tokenizer, model, rows) = TASKS[recipe.task], prepared
     watch = Watch(model, tokenizer)
     r_drop = recipe.training.get("r_drop", 0)
     model.register_forward_hook(watch.forward_hook, with_kwargs=True)
@@ -127,9 +118,7 @@ def make_trainer(
         compute_loss_func=loss_function(
             watch.check, arguments.label_smoothing_factor, r_drop, teachers
         ),
-        compute_metrics=build_metrics(recipe, tokenizer, model, rows["validation"])
-        if "validation" in rows
-        else None,
+        compute_metrics=build_metrics(recipe, prepared, "validation"),
         preprocess_logits_for_metrics=task.reduce,
         callbacks=[watch, *callbacks(recipe)],
     )
@@ -153,14 +142,17 @@ def check_processes(trainer: Seq2SeqTrainer) -> None:
 
 
 def build_metrics(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, rows: Any
-) -> Callable[[Any], dict[str, Any]]:
-    """Return the function for `Trainer` that computes the task's metrics of `rows`, each row
-    counted once.
+    recipe: Recipe, prepared: Prepared, split: str
+) -> Callable[[Any], dict[str, Any]] | None:
+    """Return the function for `Trainer` that computes the task's metrics of the examples of
+    `split`, each counted once. Return None for a split without examples.
 
     With several processes, `Seq2SeqTrainer` fills the last batches with rows from the beginning.
     """
-    metrics = TASKS[recipe.task].metrics
+    tokenizer, model, examples = prepared
+    if split not in examples:
+        return None
+    metrics, rows = TASKS[recipe.task].metrics, examples[split]
     scored = Scored(rows, tokenizer, model.config, recipe.evaluation)
     return lambda prediction: metrics(first_items(tuple(prediction), len(rows)), scored)
 

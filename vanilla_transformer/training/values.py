@@ -1,7 +1,6 @@
 """Types and ranges of the values in a recipe; the types come from the libraries that take the
 values."""
 
-import codecs
 import json
 import reprlib
 import typing
@@ -19,6 +18,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from ..errors import UsageError
 from ..generation_options import KINDS, SPECIAL_TOKENS
 from ..options import Kind
+from .data import is_encoding
 from .names import check_name
 from .tokenizer import train_tokenizer
 
@@ -47,6 +47,7 @@ SHARE_OR_COUNT = Range(
 )
 WARMUP = Range(", whole from 1 on", lambda value: 0 <= value < 1 or value == int(value) >= 1)
 MAX_STEPS = Range(" of at least 1, or -1", lambda value: value == -1 or value >= 1)
+ENCODING = Range(" that names an encoding, like 'UTF-8' or 'latin-1'", is_encoding)
 NOT_EMPTY = Range(" that is not empty", lambda value: len(value) > 0 and all(value))
 
 
@@ -87,7 +88,7 @@ DATA = {
     "config": TEXT,
     "columns": KeyType(list[str], NOT_EMPTY),
     **dict.fromkeys(SPLITS, KeyType(str | list[str], NOT_EMPTY)),
-    "encoding": KeyType(str),
+    "encoding": KeyType(str, ENCODING),
     "streaming": KeyType(bool),
     "skip_bad_rows": KeyType(bool),
     "block_size": COUNTED,
@@ -237,8 +238,6 @@ def check_value(key: str, value: Any, expected: KeyType | Kind) -> None:
     if not is_right or not in_range.holds(value):
         raise UsageError(f"{key} is {reprlib.repr(value)}, expected {words}")
     check_text(key, value)
-    if key == "data.encoding":
-        check_encoding(key, value)
 
 
 def check_text(key: str, value: Any) -> None:
@@ -253,15 +252,6 @@ def check_text(key: str, value: Any) -> None:
     except UnicodeEncodeError:
         raise UsageError(
             f"{key} is {reprlib.repr(value)}, expected text that can be written as UTF-8"
-        ) from None
-
-
-def check_encoding(key: str, value: str) -> None:
-    try:
-        codecs.lookup(value)
-    except LookupError:
-        raise UsageError(
-            f"{key} is {value!r}, expected the name of an encoding, like 'UTF-8' or 'latin-1'"
         ) from None
 
 

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ...engine.inputs import Admission, GenerationInput
+from ...engine.inputs import GenerationInput
+from ...engine.limits import Admission
 from ...errors import TooLong
 from ...inference.options import Options
 from ...text.tasks.alignment import unknown_token

@@ -11,14 +11,13 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from ...graphs.alignment import cross_attentions
+from ...graphs.attention import causal_attention, fused_product
 from ...graphs.beams import top_tokens
 from ...graphs.context import (
     Caches,
     GraphContext,
-    Precision,
     TargetGraphs,
     Values,
-    WriteGraph,
     flat,
 )
 from ...graphs.layers import STANDARD, decoder_states, fused_rms_norm, logits
@@ -29,7 +28,7 @@ from ...graphs.onnxruntime_attention import (
     fused_rotate,
     grouped_attention,
     row_cross_attention,
-    target_attention,
+    split_projections,
     tiled_attention,
 )
 from ...graphs.ops import Ops, data_type, name_values
@@ -148,22 +147,23 @@ def best_tokens_of_block(g: GraphContext, states: Value, count: Value) -> ir.Gra
 def alignment(g: GraphContext, inputs: Values) -> list[Value]:
     """Write the alignment graph and return its output (B, heads, T, S) in a list.
 
-    Weights are shared with the other graphs.
+    Weights are shared with the other graphs, so queries, keys and values are those of `beams`.
     """
-    return cross_attentions(g, inputs, Caches(inputs, is_source=True).past, target_attention)
+    attention = partial(causal_attention, product=fused_product, project=split_projections)
+    return cross_attentions(g, inputs, Caches(inputs, is_source=True).past, attention)
 
 
-WRITE: dict[str, WriteGraph] = {
-    "sequence": partial(sequence_outputs, attention=tiled_attention),
+WRITE = {
+    "sequence": sequence_outputs,
     "decoder": decoder,
-    "seq2seq encoder": partial(source_encoder, attention=tiled_attention),
+    "seq2seq encoder": source_encoder,
     "seq2seq decoder": beams,
     "seq2seq candidates": candidates,
     "seq2seq step": step,
     "seq2seq alignment": alignment,
 }
-PRECISIONS: dict[str, Precision] = {"fp32": FLOAT, "int8": ROW_INT8, "int4": BLOCK_INT4}
+PRECISIONS = {"fp32": FLOAT, "int8": ROW_INT8, "int4": BLOCK_INT4}
 
 
 def target_graphs(dtype: str) -> TargetGraphs:
-    return TargetGraphs(DIALECT, PRECISIONS[dtype], WRITE)
+    return TargetGraphs(DIALECT, PRECISIONS[dtype], tiled_attention, WRITE)

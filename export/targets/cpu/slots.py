@@ -84,7 +84,7 @@ class SlotRows:
         """
         ids, mask = move_padding(input_ids, attention_mask, "right", 0)
         counts = mask.sum(axis=1)
-        self.add(None, len(ids))
+        self.add(None, np.arange(len(ids)))
         if ids.shape[1] <= self.size.length:
             self.feed(slice(len(ids)), ids, counts)
         else:
@@ -94,19 +94,21 @@ class SlotRows:
                     self.read_part(slot, tokens[start : start + INITIAL_CAPACITY])
         return self.logits[: len(ids), None]
 
-    def add(self, sources: Sequence[Sequence[int]] | None, count: int) -> None:
-        """Add `count` rows without tokens after the others, over `sources` that are encoded."""
-        slots = np.arange(len(self.places), len(self.places) + count)
+    def add(self, sources: Sequence[Sequence[int]] | None, rows: np.ndarray) -> None:
+        """Let `rows` (N,) begin without tokens, over `sources` that are encoded."""
+        places = np.arange(max(len(self.places), rows[-1] + 1))
+        places[: len(self.places)] = self.places
+        slots = places[rows]
         if sources is not None:  # first, because it may fail
             ids, mask = pad_sequences([list(source) for source in sources], 0)
             encoded = self.export.encode(ids, mask).values()
             for cache, states in zip(self.sources, encoded, strict=True):
                 cache[slots, :, : ids.shape[1]] = states
             self.last_source[slots] = mask.sum(axis=1) - 1
-        self.places = np.concatenate([self.places, slots])
+        self.places = places
         self.lengths[slots] = self.positions[slots] = 0
-        self.inputs[slots] = np.arange(self.num_inputs, self.num_inputs + count)
-        self.num_inputs += count
+        self.inputs[slots] = np.arange(self.num_inputs, self.num_inputs + len(rows))
+        self.num_inputs += len(rows)
 
     def read(self, tokens: Sequence[int], start: int) -> None:
         """Read `tokens` of a prompt, after `start` others, in the last slot."""
@@ -140,7 +142,7 @@ class SlotRows:
         """Add a row with the tokens that were read in the last slot, which is then free again."""
         last, slot = len(self.bindings) - 1, len(self.places)
         length = self.lengths[last]
-        self.add(None, 1)
+        self.add(None, np.array([slot]))
         self.lengths[last] = self.positions[last] = length
         if slot != last:
             self.copy([last], [slot])

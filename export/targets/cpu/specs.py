@@ -31,7 +31,10 @@ CANDIDATES_FILE = "onnx/decoder_candidates_model.onnx"
 MAX_PROJECTION_BYTES = 2**22
 
 
-def graph_specs(config: dict, architecture: str, dtype: str) -> dict[str, GraphSpec]:
+def graph_specs(
+    config: dict, architecture: str, dtype: str, activations: str
+) -> dict[str, GraphSpec]:
+    """Return the spec of each graph by role; all compute in `activations` "fp32"."""
     specs = sequence_specs(config, architecture) or decoder_specs(config)
     if step_role(config, architecture) == "step":
         specs = specs | {"step": step_spec(config)}

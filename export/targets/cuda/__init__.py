@@ -11,11 +11,11 @@ from .specs import CACHE_DTYPES, graph_specs
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from .factory import CudaRowsFactory, LoadedExport
+    from .rows import CudaRowsFactory, LoadedExport
 
 
 def open_rows(export: "LoadedExport") -> "CudaRowsFactory":
-    from .factory import CudaRowsFactory
+    from .rows import CudaRowsFactory
 
     return CudaRowsFactory(export)
 
@@ -76,9 +76,7 @@ CUDA = Target(
     help="onnxruntime's own operators for NVIDIA GPUs",
     dtypes=("fp32", "fp16", "bf16", "int8", "int4"),
     opsets=(24,),
-    specs=lambda config, architecture, _, activations: graph_specs(
-        config, architecture, activations
-    ),
+    specs=graph_specs,
     open=open_rows,
     devices=lambda roles, dtype: ("cpu", "cuda"),
     default_device="cuda",

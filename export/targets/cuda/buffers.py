@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import onnxruntime
 
-from ...inference.options import EXCLUDED_SCORE, Options
+from ...inference.options import Options
 from ...inference.rows import next_input_name
 from ...inference.session import LoadedExport, Session
 from ...specs.graph_spec import GraphSpec, TensorSpec, concrete_shape
@@ -24,6 +24,7 @@ MAX_KEPT_BYTES = 4 * 2**30  # bytes of kept buffers
 MAX_GRAPHS = 512  # captured graphs
 MAX_BEAM_SESSIONS = 64
 Sizes = dict[str, int]  # sizes of axes, by name
+Values = dict[str, onnxruntime.OrtValue]  # on the device, by name
 
 
 class Pool:
@@ -82,28 +83,29 @@ class Pool:
         return self.num_graphs
 
     def can_search(self, sizes: Sizes) -> bool:
-        """Return True if a session of the graph of beam search for `sizes` exists or can be
-        opened."""
-        return beam_key(sizes) in self.beam_sessions or len(self.beam_sessions) < MAX_BEAM_SESSIONS
+        """Return True if a session of the graph of beam search for the `beam_sizes` exists or can
+        be opened."""
+        is_open = tuple(sizes.items()) in self.beam_sessions
+        return is_open or len(self.beam_sessions) < MAX_BEAM_SESSIONS
 
     def beam_session(self, sizes: Sizes) -> Session:
-        """Return the session of the graph of beam search with named axes fixed to `sizes`."""
-        key = beam_key(sizes)
+        """Return the session of the graph of beam search with axes fixed to the `beam_sizes`."""
+        key = tuple(sizes.items())
         if key not in self.beam_sessions:
-            self.beam_sessions[key] = self.export.make_session("beams", dict(key))
+            self.beam_sessions[key] = self.export.make_session("beams", sizes)
         return self.beam_sessions[key]
 
 
-def beam_key(sizes: Sizes) -> tuple[tuple[str, int], ...]:
-    """Return `((axis, size), …)` of the graph of beam search, which reads no source."""
-    return tuple((name, size) for name, size in sizes.items() if name != "source_length")
-
-
 def beam_sizes(sizes: Sizes, options: Options) -> Sizes:
-    """Return `{axis: size}` of the graph of beam search with `options` on buffers of `sizes`."""
+    """Return `{axis: size}` of the graph of beam search with `options` on buffers of `sizes`. It
+    reads no source."""
     beams, candidates = options.num_beams, options.candidates
-    num_ends = max(1, candidates // beams - 1)
-    return {**sizes, "num_beams": beams, "candidates": candidates, "num_ends": num_ends}
+    return {
+        **{name: sizes[name] for name in ("batch_size", "slots")},
+        "num_beams": beams,
+        "candidates": candidates,
+        "num_ends": max(1, candidates // beams - 1),
+    }
 
 
 class Buffers:
@@ -119,16 +121,23 @@ class Buffers:
         self.pool = pool
         self.sizes = sizes
         self.num_bytes = num_bytes
-        self.spec, self.device = pool.export.specs["decoder"], pool.export.device
         self.states = {
-            tensor.name: device_zeros(tensor, sizes, self.device) for tensor in pool.cache_specs
+            tensor.name: device_zeros(tensor, sizes, pool.export.device)
+            for tensor in pool.cache_specs
         }
+        self.states["slot_numbers"].update_inplace(np.arange(sizes["slots"]))
+        self.session = pool.export.sessions["decoder"]
         self.is_kept = pool.reserve(num_bytes)
         self.steps: dict[int, DeviceGraph] = {}
-        self.searches: dict[tuple, BeamGraph] = {}
+        self.searches: dict[tuple, DeviceGraph] = {}
 
     def fits(self, sizes: Sizes) -> bool:
         return all(self.sizes[axis] >= size for axis, size in sizes.items())
+
+    def encoder_graph(self) -> "DeviceGraph":
+        """Return a new graph that writes the keys and values of sources to the caches."""
+        encoder = self.pool.export.sessions["encoder"]
+        return DeviceGraph(self, "encoder", encoder, {}, self.states, self.states)
 
     def prompt_graph(self, length: int, beams: int) -> "DeviceGraph":
         """Return a new graph that reads prompts of `length` tokens.
@@ -136,8 +145,9 @@ class Buffers:
         It writes the logits after the last tokens, repeated for `beams`, and the inputs of the next
         step to the step graph.
         """
-        sizes = {"target_length": length, "logits": beams}
-        return DeviceGraph(self, sizes, self.step_graph(beams), UNCAPTURED)
+        step, sizes = self.step_graph(beams), {"target_length": length, "logits": beams}
+        shared = {**self.states, "logits": step.values["logits"]}
+        return DeviceGraph(self, "decoder", self.session, sizes, shared, step.values)
 
     def step_graph(self, beams: int) -> "DeviceGraph":
         """Return the graph of a step of one token for each of `beams`, which it keeps for later
@@ -147,16 +157,20 @@ class Buffers:
         """
         if beams not in self.steps:
             sizes = {"target_length": beams, "logits": beams}
-            tensors = [tensor for tensor in self.spec.inputs if not is_cache(tensor)]
-            number = self.graph_number([*tensors, self.spec.outputs[0]], {**self.sizes, **sizes})
-            self.steps[beams] = DeviceGraph(self, sizes, None, number)
+            graph = DeviceGraph(self, "decoder", self.session, sizes, self.states)
+            # each run of the capture has advanced the slot
+            graph.put(first_slot=0, count=beams, logit_indices=np.arange(beams))
+            self.steps[beams] = graph
         return self.steps[beams]
 
-    def beam_graph(self, options: Options) -> "BeamGraph":
-        """Return the graph of beam search with `options`, which it keeps for later calls."""
+    def beam_graph(self, options: Options) -> "DeviceGraph":
+        """Return the graph of beam search with `options`, which it keeps for later calls. It reads
+        the step graph's logits, and writes its inputs."""
         sizes = beam_sizes(self.sizes, options)
-        if (key := beam_key(sizes)) not in self.searches:
-            self.searches[key] = BeamGraph(self, sizes)
+        if (key := tuple(sizes.items())) not in self.searches:
+            shared = self.step_graph(options.num_beams).values
+            session = self.pool.beam_session(sizes)
+            self.searches[key] = DeviceGraph(self, "beams", session, sizes, shared)
         return self.searches[key]
 
     def graph_number(self, tensors: Iterable[TensorSpec], sizes: Sizes) -> int:
@@ -168,83 +182,50 @@ class Buffers:
 
 
 class DeviceGraph:
-    """A decoder graph with inputs and outputs on the device, bound once; `run` runs it.
+    """A graph with inputs and outputs on the device, bound once; `run` runs it. `values` are its
+    inputs and its logits, by name, and `specs` are those of the values that no other graph has.
 
     Args:
         buffers: the caches that it reads and writes.
+        role: "encoder", "decoder" or "beams".
+        session: the session of the graph.
         sizes: the size of each named axis that `buffers` does not set.
-        following: the graph to whose inputs it writes the inputs of the next step; `None` for
-            itself.
-        number: of the CUDA graph that is captured and replayed, or `UNCAPTURED`.
+        shared: `{name: value}` of the inputs and logits that other graphs have too.
+        following: the values to which it writes the inputs of the next step. Without them it writes
+            to its own, and is captured and replayed if there is room.
     """
 
     def __init__(
-        self, buffers: Buffers, sizes: Sizes, following: "DeviceGraph | None", number: int
+        self,
+        buffers: Buffers,
+        role: str,
+        session: Session,
+        sizes: Sizes,
+        shared: Values,
+        following: Values | None = None,
     ):
-        spec, device = buffers.spec, buffers.device
-        sizes = {**buffers.sizes, **sizes}
-        new = [tensor for tensor in spec.inputs if tensor.name not in buffers.states]
-        self.number = number
-        self.inputs = {tensor.name: device_zeros(tensor, sizes, device) for tensor in new}
-        self.put(slot_numbers=np.arange(sizes["slots"]))
-        self.logits: onnxruntime.OrtValue = (
-            following.logits if following else device_zeros(spec.outputs[0], sizes, device)
-        )
-        outputs = {**(following or self).inputs, **buffers.states, "logits": self.logits}
-        session = buffers.pool.export.sessions["decoder"]
-        # Computes `logits` (B, N, V) on the device, and the inputs of the next step.
-        inputs = self.inputs | buffers.states
-        self.run = bind_and_capture(session, spec, inputs, outputs, number)
-        if number != UNCAPTURED:  # each run of the capture has advanced the slot
-            self.put(first_slot=np.zeros(sizes["batch_size"], np.int64))
+        spec, sizes = buffers.pool.export.specs[role], {**buffers.sizes, **sizes}
+        tensors = (*spec.inputs, spec.outputs[0])
+        self.specs = {
+            tensor.name: tensor for tensor in tensors if next_input_name(tensor.name) not in shared
+        }
+        self.number = UNCAPTURED if following else buffers.graph_number(self.specs.values(), sizes)
+        self.values = dict(shared)
+        for name, tensor in self.specs.items():
+            self.values[name] = device_zeros(tensor, sizes, buffers.pool.export.device)
+        outputs = following or self.values
+        self.run = bind_and_capture(session, spec, self.values, outputs, self.number)
 
-    def put(self, **values: np.ndarray) -> None:
-        """Copy `values` to the inputs of these names."""
-        for name, array in values.items():
-            self.inputs[name].update_inplace(np.ascontiguousarray(array))
-
-
-class BeamGraph:
-    """The graph of beam search, bound to the step graph's logits and inputs and to its own `state`.
-
-    `state` is `{input: value on the device}`, and `run` runs the graph.
-
-    Args:
-        buffers: the caches of the step graph.
-        sizes: the size of each named axis, see `beam_sizes`.
-    """
-
-    def __init__(self, buffers: Buffers, sizes: Sizes):
-        session = buffers.pool.beam_session(sizes)
-        spec = buffers.pool.export.specs["beams"]
-        step = buffers.step_graph(sizes["num_beams"])
-        shared = {**step.inputs, "tokens": buffers.states["tokens"], "logits": step.logits}
-        new = [tensor for tensor in spec.inputs if tensor.name not in shared]
-        self.number = buffers.graph_number(new, sizes)
-        self.state = {tensor.name: device_zeros(tensor, sizes, buffers.device) for tensor in new}
-        self.zeros = {name: value.numpy().copy() for name, value in self.state.items()}
-        values = shared | self.state
-        self.run = bind_and_capture(session, spec, values, values, self.number)
-
-    def begin(self, options: Options) -> None:
-        """Set the state to that before the first token of a search with `options`."""
-        fresh = {name: values.copy() for name, values in self.zeros.items()}
-        # the rows of one input are equal at first, so only the first row counts
-        fresh["scores"][:, 1:] = EXCLUDED_SCORE
-        fresh["finished_scores"][:] = -np.inf
-        fresh["is_best"][: options.num_beams] = fresh["can_improve"][:] = True
-        fresh["eos_token_ids"][:] = options.eos_token_ids or -1
-        fresh["max_length"][:] = options.max_new_tokens
-        fresh["length"][:] = 1
-        fresh["length_penalty"][:] = options.length_penalty
-        fresh["stops_early"][:] = options.early_stopping is True
-        fresh["never_stops_early"][:] = options.early_stopping == "never"
-        for name, values in fresh.items():
-            self.state[name].update_inplace(values)
+    def put(self, **values: np.ndarray | float) -> None:
+        """Copy `values`, which are broadcast, to the graph's own inputs of these names."""
+        for name, value in values.items():
+            target = self.values[name]
+            array = np.broadcast_to(np.asarray(value, self.specs[name].dtype), target.shape())
+            target.update_inplace(np.ascontiguousarray(array))
 
 
 def bind_and_capture(
-    session: Session, spec: GraphSpec, inputs: dict, outputs: dict, number: int
+    session: Session, spec: GraphSpec, inputs: Values, outputs: Values, number: int
 ) -> Callable[..., None]:
     """Return a function that runs `session` with bound inputs and outputs.
 
@@ -283,7 +264,7 @@ def run_options(number: int, waits: bool) -> onnxruntime.RunOptions:
 
 def is_cache(tensor: TensorSpec) -> bool:
     """Return True if `tensor` is an input that all graphs of a request share."""
-    return tensor.name.startswith(("past_key_values", "tokens"))
+    return tensor.name.startswith(("past_key_values", "tokens", "slot_numbers"))
 
 
 def num_bytes(tensors: Iterable[TensorSpec], sizes: Sizes) -> int:

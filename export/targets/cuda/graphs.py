@@ -8,21 +8,20 @@ from onnx_ir import Value
 from ...graphs.alignment import cross_attentions
 from ...graphs.attention import (
     by_layer_type,
-    causal_attention,
-    fused_source_attention,
+    fused_product,
+    key_value_heads,
     slot_attention,
+    source_attention,
     source_states,
-    split_keys,
-    split_values,
 )
+from ...graphs.beams import BeamRules, finished_beams, improvable, running_beams
 from ...graphs.context import (
+    Attention,
     Caches,
     Dialect,
     GraphContext,
-    Precision,
     TargetGraphs,
     Values,
-    WriteGraph,
     flat,
 )
 from ...graphs.encoder_attention import fused_attention
@@ -34,7 +33,7 @@ from ...graphs.layers import (
     linear,
     logits,
 )
-from ...graphs.ops import CONTRIB
+from ...graphs.ops import CONTRIB, Ops
 from ...graphs.positions import (
     cast_to_float32,
     cast_to_graph_dtype,
@@ -45,7 +44,6 @@ from ...graphs.positions import (
 )
 from ...graphs.precisions import FLOAT, WEIGHT_ONLY, columns
 from ...graphs.sequences import encoder_states, sequence_outputs
-from .beams import beam_search, gather, slots_from
 
 # added to the scores of slots that are not read: half of what float16 holds, so no sum overflows
 MASK_VALUE = -30000.0
@@ -158,13 +156,12 @@ DIALECT = Dialect(
 def sequence(g: GraphContext, inputs: Values) -> list[Value]:
     if "pixel_values" in inputs:
         inputs = {"pixel_values": cast_to_graph_dtype(g, inputs["pixel_values"])}
-    outputs = sequence_outputs(g, inputs, fused_attention)
-    return [cast_to_float32(g, value) for value in outputs]
+    return [cast_to_float32(g, value) for value in sequence_outputs(g, inputs)]
 
 
 def encoder(g: GraphContext, inputs: Values) -> list[Value]:
     """Write the encoder of a seq2seq model, and the keys and values that its decoder reads."""
-    return flat(source_states(g, encoder_states(g, inputs, fused_attention)))
+    return flat(source_states(g, encoder_states(g, inputs)))
 
 
 def decoder(g: GraphContext, inputs: Values) -> list[Value]:
@@ -174,16 +171,16 @@ def decoder(g: GraphContext, inputs: Values) -> list[Value]:
     one position of these caches.
     """
     caches = Caches(inputs)
-    by_type = {
-        kind: slot_attention(
+
+    def write(kind: str) -> Attention:
+        return slot_attention(
             g, inputs, slot_bias(g, inputs["visible"], g.config.window(kind)), caches
         )
-        for kind in g.config.types_of_stack(g.config.decoder_prefix)
-    }
-    attentions = [by_layer_type(g, by_type)]
+
+    attentions = [by_layer_type(g, g.config.decoder_prefix, write)]
     if g.config.is_seq2seq:
         source = Caches(inputs, is_source=True).past
-        attentions.append(fused_source_attention(g, source, source_rows(g, inputs)))
+        attentions.append(source_attention(g, source, source_rows(g, inputs), fused_product))
     states = decoder_states(g, inputs["input_ids"], inputs["position_ids"], *attentions)
     return [*step_outputs(g, inputs, states), *flat(caches.present)]
 
@@ -192,8 +189,8 @@ def alignment(g: GraphContext, inputs: Values) -> list[Value]:
     """Write the alignment graph and return its output (B, heads, T, S) in a list. Its attention has
     standard operators, because it returns the weights."""
     source = Caches(inputs, is_source=True).past
-    states = [(split_keys(g, key), split_values(g, value)) for key, value in source]
-    return cross_attentions(g, inputs, states, causal_attention)
+    states = [key_value_heads(g, *pair) for pair in source]
+    return cross_attentions(g, inputs, states)
 
 
 def slot_bias(g: GraphContext, visible: Value, window: int | None) -> Value:
@@ -246,7 +243,93 @@ def step_outputs(g: GraphContext, inputs: Values, states: Value) -> list[Value]:
     return [computed, best, positions, slot, visible, tokens]
 
 
-WRITE: dict[str, WriteGraph] = {
+# -------------------------------------------------------------------------------------- beam search
+
+
+def beam_search(g: GraphContext, inputs: Values) -> list[Value]:
+    """Write one step of beam search: what `search.BeamSearch` does after each step, without the
+    host.
+
+    B inputs have K beams. A hypothesis is the slots of its history, `visible` (B, K, slots) before
+    `first_slot` (B,), and a last token. `tokens` (B, 1, slots, 1) has the token of each slot; new
+    ones go from `first_slot` on. `length` counts the new tokens. Outputs may lie where inputs were
+    read from, as in `step_outputs`.
+    """
+    op, first_slot, length = g.op, inputs["first_slot"], inputs["length"]
+    rules = BeamRules(
+        op.size(inputs["scores"], 1),
+        *(inputs[name] for name in ("max_length", "length_penalty")),
+        *(inputs[name] for name in ("stops_early", "never_stops_early")),
+    )
+    candidates, last, histories = best_candidates(op, inputs)
+    ends = op("Equal", op("Unsqueeze", last, [-1]), inputs["eos_token_ids"])
+    ends = op("Or", op.any(ends, [-1], keepdims=0), op("Equal", length, inputs["max_length"]))
+
+    next_scores, kept = running_beams(op, rules, candidates, ends)
+    input_ids = op("GatherElements", last, kept, axis=1)
+    ones = op.cast(op("GreaterOrEqual", input_ids, 0), "int64")
+    is_new = slots_from(op, inputs, first_slot, ones)
+    next_visible = op("Or", gather(op, histories, kept), is_new)
+    next_tokens = op(
+        "TensorScatter", inputs["tokens"], op("Unsqueeze", input_ids, [1, 3]), first_slot, axis=-2
+    )
+
+    can_improve = inputs["can_improve"]
+    just_ended = op("And", op("And", ends, inputs["is_best"]), can_improve)
+    earlier = inputs["finished_scores"], inputs["finished_lengths"]
+    scores, lengths, best = finished_beams(op, rules, earlier, candidates, just_ended, length)
+    visible = gather(op, op("Concat", inputs["finished_visible"], histories, axis=1), best)
+    tokens = op("Concat", inputs["finished_tokens"], last, axis=1)
+    tokens = op("GatherElements", tokens, best, axis=1)
+    goes_on = improvable(op, rules, next_scores, (scores, lengths), length)
+    can_improve = op("And", can_improve, goes_on)
+    # Always 1 more, and written after all that reads `length`.
+    first = op("Reshape", op("Slice", can_improve, [0], [1], [0]), [1])
+    next_length = op("Add", length, op.cast(op("Or", first, op("Not", first)), "int64"))
+    finished = [scores, visible, tokens, lengths]
+    return [input_ids, next_scores, next_visible, next_tokens, *finished, can_improve, next_length]
+
+
+def best_candidates(op: Ops, inputs: Values) -> tuple[Value, Value, Value]:
+    """Return the best continuations of the beams of each input.
+
+    Returns:
+        Their scores (B, C), their last tokens (B, C) and the slots before these (B, C, slots). C is
+            twice the number of beams or more.
+    """
+    count = op("Shape", inputs["is_best"])
+    log_p, best = op.outputs(2, "TopK", op("LogSoftmax", inputs["logits"], axis=-1), count, axis=-1)
+    sums = op("Add", log_p, op("Unsqueeze", inputs["scores"], [-1]))
+    candidates, indices = op.outputs(2, "TopK", op("Reshape", sums, [0, -1]), count, axis=-1)
+    last = op("GatherElements", op("Reshape", best, [0, -1]), indices, axis=1)
+    is_history = op("Less", inputs["slot_numbers"], op("Unsqueeze", inputs["first_slot"], [1, 2]))
+    return (
+        candidates,
+        last,
+        gather(op, op("And", inputs["visible"], is_history), op("Div", indices, count)),
+    )
+
+
+def slots_from(op: Ops, inputs: Values, first: Value, ones: Value) -> Value:
+    """Return flags (B, T, slots) that are True at the slot of each of T tokens.
+
+    Args:
+        op: adds the nodes to the graph.
+        inputs: the inputs of the graph, of which `slot_numbers` is read.
+        first: the slot of the first token of each row (B,). The others follow it.
+        ones: ones (B, T), whose sums count the tokens.
+    """
+    slots = op("Sub", op("Add", op("Unsqueeze", first, [1]), op("CumSum", ones, 1)), 1)
+    return op("Equal", inputs["slot_numbers"], op("Unsqueeze", slots, [-1]))
+
+
+def gather(op: Ops, states: Value, indices: Value) -> Value:
+    """Return entries of `states` (B, T, ...): in each row those at `indices` (B, N), as (B, N,
+    ...)."""
+    return op("GatherND", states, op("Unsqueeze", indices, [-1]), batch_dims=1)
+
+
+WRITE = {
     "sequence": sequence,
     "decoder": decoder,
     "beams": beam_search,
@@ -256,7 +339,7 @@ WRITE: dict[str, WriteGraph] = {
     "seq2seq alignment": alignment,
 }
 FLOATS = ("fp32", "fp16", "bf16")
-PRECISIONS: dict[str, Precision] = {
+PRECISIONS = {
     **dict.fromkeys(FLOATS, FLOAT),
     "int8": WEIGHT_ONLY[8],
     "int4": WEIGHT_ONLY[4],
@@ -264,4 +347,4 @@ PRECISIONS: dict[str, Precision] = {
 
 
 def target_graphs(dtype: str) -> TargetGraphs:
-    return TargetGraphs(DIALECT, PRECISIONS[dtype], WRITE)
+    return TargetGraphs(DIALECT, PRECISIONS[dtype], fused_attention, WRITE)

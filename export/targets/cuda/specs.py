@@ -20,7 +20,10 @@ from ...specs.sequences import sequence_specs
 CACHE_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
-def graph_specs(config: dict, architecture: str, activations: str) -> dict[str, GraphSpec]:
+def graph_specs(
+    config: dict, architecture: str, dtype: str, activations: str
+) -> dict[str, GraphSpec]:
+    """Return the spec of each graph by role, for any `dtype` of the weights."""
     return sequence_specs(config, architecture) or decoder_specs(config, CACHE_DTYPES[activations])
 
 

@@ -3,14 +3,11 @@
 `WRITE` names the function of each graph. Layers, positions and heads are those of all targets.
 """
 
-from functools import partial
-
 from onnx_ir import Value
 
 from ...graphs.alignment import cross_attentions
 from ...graphs.attention import (
     append_keys,
-    causal_attention,
     growing_attention,
     source_attention,
     source_heads,
@@ -18,15 +15,13 @@ from ...graphs.attention import (
 from ...graphs.context import (
     Caches,
     GraphContext,
-    Precision,
     TargetGraphs,
     Values,
-    WriteGraph,
     flat,
 )
 from ...graphs.encoder_attention import encoder_attention
 from ...graphs.layers import STANDARD, decoder_states, logits
-from ...graphs.positions import causal_biases, offsets, source_bias, token_positions
+from ...graphs.positions import source_bias, token_positions
 from ...graphs.precisions import STANDARD_INT8, TIED_FLOAT
 from ...graphs.sequences import encoder_states, sequence_outputs
 
@@ -36,7 +31,7 @@ def source_encoder(g: GraphContext, inputs: Values) -> list[Value]:
 
     The decoder graph computes keys and values of the source from this output.
     """
-    return [encoder_states(g, inputs, encoder_attention)]
+    return [encoder_states(g, inputs)]
 
 
 def decoder(g: GraphContext, inputs: Values) -> list[Value]:
@@ -46,9 +41,8 @@ def decoder(g: GraphContext, inputs: Values) -> list[Value]:
     tokens appended.
     """
     ids, positions, caches = inputs["input_ids"], inputs["position_ids"], Caches(inputs)
-    before = g.op.size(caches.past[0][0], 2)
-    biases = causal_biases(g, offsets(g, ids, before), inputs["attention_mask"])
-    states = decoder_states(g, ids, positions, growing_attention(g, positions, biases, caches))
+    self_attn = growing_attention(g, ids, positions, inputs["attention_mask"], caches)
+    states = decoder_states(g, ids, positions, self_attn)
     return [logits(g, states), *flat(caches.present)]
 
 
@@ -61,10 +55,8 @@ def seq2seq_decoder(g: GraphContext, inputs: Values) -> list[Value]:
     """
     op, ids, source = g.op, inputs["input_ids"], inputs["encoder_hidden_states"]
     caches, past_source = Caches(inputs), Caches(inputs, is_source=True).past
-    before = op.size(caches.past[0][0], 2)
-    positions = token_positions(g, ids, None, before)
-    biases = causal_biases(g, offsets(g, ids, before), None)
-    self_attn = growing_attention(g, positions, biases, caches)
+    positions = token_positions(g, ids, None, op.size(caches.past[0][0], 2))
+    self_attn = growing_attention(g, ids, positions, None, caches)
     rest = op("Slice", source, op.size(past_source[0][0], 2), op.size(source, 1), [1])
     hidden = source_bias(g, inputs["encoder_attention_mask"])
     sources = [append_keys(g, *layer) for layer in zip(past_source, source_heads(g, rest))]
@@ -78,18 +70,18 @@ def seq2seq_decoder(g: GraphContext, inputs: Values) -> list[Value]:
 def alignment(g: GraphContext, inputs: Values) -> list[Value]:
     """Write the alignment graph and return its output (B, heads, T, S) in a list."""
     states = source_heads(g, inputs["encoder_hidden_states"])
-    return cross_attentions(g, inputs, states, causal_attention)
+    return cross_attentions(g, inputs, states)
 
 
-WRITE: dict[str, WriteGraph] = {
-    "sequence": partial(sequence_outputs, attention=encoder_attention),
+WRITE = {
+    "sequence": sequence_outputs,
     "decoder": decoder,
     "seq2seq encoder": source_encoder,
     "seq2seq decoder": seq2seq_decoder,
     "seq2seq alignment": alignment,
 }
-PRECISIONS: dict[str, Precision] = {"fp32": TIED_FLOAT, "int8": STANDARD_INT8}
+PRECISIONS = {"fp32": TIED_FLOAT, "int8": STANDARD_INT8}
 
 
 def target_graphs(dtype: str) -> TargetGraphs:
-    return TargetGraphs(STANDARD, PRECISIONS[dtype], WRITE)
+    return TargetGraphs(STANDARD, PRECISIONS[dtype], encoder_attention, WRITE)

@@ -40,11 +40,11 @@ class PortableRowsFactory:
         check_memory(
             len(request.input_ids), request.options, self.export.config["vocab_size"], cache_bytes
         )
-        feeds = {}
+        source = {}
         if request.source is not None:
             ids, mask = request.source
-            feeds = cross_states(self.export.encode(ids, mask)) | {"encoder_attention_mask": mask}
-        return PortableRows(self.export, feeds, len(request.input_ids))
+            source = cross_states(self.export.encode(ids, mask)) | {"encoder_attention_mask": mask}
+        return PortableRows(self.export, source, len(request.input_ids))
 
 
 class PortableRows:
@@ -52,7 +52,7 @@ class PortableRows:
 
     Args:
         export: the loaded export.
-        feeds: inputs of each step besides tokens and caches, such as the encoder's output.
+        source: the encoder's output and the mask of the sources; empty for a decoder-only model.
         rows: the number of prompts.
     """
 
@@ -60,20 +60,19 @@ class PortableRows:
     places = best_tokens = None
     shrinks = True
 
-    def __init__(self, export: LoadedExport, feeds: dict[str, np.ndarray], rows: int):
+    def __init__(self, export: LoadedExport, source: dict[str, np.ndarray], rows: int):
         spec = export.specs["decoder"]
         self.session = export.sessions["decoder"]
         self.outputs = [tensor.name for tensor in spec.outputs]
-        self.feeds = feeds
+        self.source = source
         self.inputs = np.arange(rows)  # the number of the input of each row
-        # sliding window in tokens, `None` if the caches must keep all tokens
-        self.window = None
         # other graphs derive positions from the length of the caches
-        if "attention_mask" in {tensor.name for tensor in spec.inputs}:
-            self.window = cache_window(export.config)
-            self.feeds["attention_mask"] = np.zeros((rows, 0), np.int64)
-            # tokens of each row that were dropped from the caches
-            self.dropped = np.zeros((rows, 1), np.int64)
+        self.reads_mask = "attention_mask" in {tensor.name for tensor in spec.inputs}
+        # sliding window in tokens, `None` if the caches must keep all tokens
+        self.window = cache_window(export.config) if self.reads_mask else None
+        self.mask = np.zeros((rows, 0), np.int64)  # of the tokens in the caches
+        # tokens of each row that were dropped from the caches
+        self.dropped = np.zeros((rows, 1), np.int64)
         # Every cache starts with length 0.
         self.past = {
             tensor.name: np.zeros(
@@ -108,39 +107,30 @@ class PortableRows:
             to_crop: the number of last tokens that `crop` may remove next. With a sliding window,
                 that many more tokens are kept.
         """
-        feeds = {**self.feeds, **self.past, "input_ids": tokens}
-        if "attention_mask" in self.feeds:
-            mask = self.feeds["attention_mask"] = np.concatenate(
-                [self.feeds["attention_mask"], mask], axis=1
-            )
-            positions = self.dropped + np.maximum(mask.cumsum(axis=1) - 1, 0)
-            feeds |= {"attention_mask": mask, "position_ids": positions[:, -tokens.shape[1] :]}
+        self.mask = np.concatenate([self.mask, mask], axis=1)
+        feeds = {**self.source, **self.past, "input_ids": tokens}
+        if self.reads_mask:
+            positions = self.dropped + np.maximum(self.mask.cumsum(axis=1) - 1, 0)
+            feeds["attention_mask"] = self.mask
+            feeds["position_ids"] = positions[:, -tokens.shape[1] :]
         logits, *present = self.session.run(self.outputs, feeds)
         self.past = dict(zip(self.past, present, strict=True))  # which are in the same order
         if self.window is not None:
-            self.drop(self.feeds["attention_mask"].shape[1] - (self.window - 1) - to_crop)
+            surplus = max(self.mask.shape[1] - (self.window - 1) - to_crop, 0)
+            self.dropped = self.dropped + self.mask[:, :surplus].sum(axis=1, keepdims=True)
+            self.keep(slice(surplus, None))
         return logits
 
-    def drop(self, surplus: int) -> None:
-        """Drop the first `surplus` tokens of the caches, which left the sliding window.
-
-        Nothing is dropped if `surplus` is 0 or negative.
-        """
-        if surplus > 0:
-            mask = self.feeds["attention_mask"]
-            self.feeds["attention_mask"] = mask[:, surplus:]
-            self.dropped = self.dropped + mask[:, :surplus].sum(axis=1, keepdims=True)
-            self.past = {name: states[:, :, surplus:] for name, states in self.past.items()}
+    def keep(self, tokens: slice) -> None:
+        """Remove all but these `tokens` of each row from the caches."""
+        self.mask = self.mask[:, tokens]
+        for name, states in self.past.items():
+            if ".encoder." not in name:
+                self.past[name] = states[:, :, tokens]
 
     def crop(self, count: int) -> None:
         """Remove the last `count` tokens of each row from the caches."""
-        if not count:
-            return
-        for name, states in self.past.items():
-            if ".encoder." not in name:
-                self.past[name] = states[:, :, :-count]
-        if "attention_mask" in self.feeds:
-            self.feeds["attention_mask"] = self.feeds["attention_mask"][:, :-count]
+        self.keep(slice(self.mask.shape[1] - count))
 
     def select(self, parents: np.ndarray) -> None:
         """Let each row continue the row that `parents` (rows,) names.
@@ -150,17 +140,16 @@ class PortableRows:
         """
         inputs = self.inputs[parents]
         keeps_sources = np.array_equal(inputs, self.inputs)
-        for arrays in (self.feeds, self.past):
+        for arrays in (self.source, self.past):
             for name, array in arrays.items():
                 if not (keeps_sources and "encoder" in name):
                     arrays[name] = array[parents]
-        if "attention_mask" in self.feeds:
-            self.dropped = self.dropped[parents]
-        self.inputs = inputs
+        self.inputs, self.mask = inputs, self.mask[parents]
+        self.dropped = self.dropped[parents]
 
     def source_inputs(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Return the encoder's states and the mask of the sources of `rows` (N,)."""
-        return {name: array[rows] for name, array in self.feeds.items() if "encoder" in name}
+        return {name: array[rows] for name, array in self.source.items()}
 
     def close(self) -> None:
         """Do nothing: there are no shared buffers to release."""

@@ -26,7 +26,10 @@ from ...specs.graph_spec import GraphSpec, TensorSpec
 from ...specs.sequences import DECODER_FILE, FILE, sequence_specs, source_encoder_spec
 
 
-def graph_specs(config: dict, architecture: str, dtype: str) -> dict[str, GraphSpec]:
+def graph_specs(
+    config: dict, architecture: str, dtype: str, activations: str
+) -> dict[str, GraphSpec]:
+    """Return the spec of each graph by role; all compute in `activations` "fp32"."""
     specs = sequence_specs(config, architecture) or decoder_specs(config)
     if dtype == "fp32":
         return specs

@@ -25,8 +25,8 @@ def next_sentence(runtime: TextModel, pairs: Sequence[Pair | dict[str, str]], /)
             tokens or has too many.
     """
     require(runtime, NEXT_SENTENCE)
-    checked = [parse_pair(pair, name) for pair, name in with_names(check_list(pairs, "pairs"))]
-    rows = encode_texts(runtime, checked)
+    items = with_names(check_list(pairs, "pairs", "pairs"))
+    rows = encode_texts(runtime, [parse_pair(pair, name) for pair, name in items])
     # a pretraining head has the logits of tokens first
     return np.array(run_rows(runtime, rows, lambda row, outputs: [*outputs.values()][-1]))
 
@@ -53,7 +53,7 @@ def choose(
 
 
 def check_choices(texts: object, choices: object) -> list[list[Pair]]:
-    lists = check_list(choices, "lists of strings, the choices")
+    lists = check_list(choices, "lists of strings", "choices")
     strings = check_list(texts, "strings")
     if len(strings) != len(lists):
         raise ValueError(

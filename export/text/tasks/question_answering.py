@@ -2,6 +2,7 @@
 "question-answering"."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,8 @@ from tokenizers import Encoding
 
 from ...errors import UsageError
 from ...heads import ANSWER, QUESTION
+from ...shared.answer_spans import Window, find_answers, read_window
 from ..checks import check_count, check_flags, check_list, check_text
-from ..scores import softmax
 from ..text_model import TextModel
 from .rows import MAX_WINDOWS, Cut, check_windows, encode_texts, require, run_windows
 from .task import TaskCall
@@ -75,24 +76,13 @@ def answer(
                 question = question[: encoding.offsets[max_question_len - 1][1]]
         windows.append(make_windows(runtime, question, context, number, *sizes, max_windows))
     names = [f"context {number} with its question" for number in range(len(examples))]
-    all_scores = run_windows(
-        runtime, windows, lambda row, outputs: probabilities(runtime, row, outputs), names
-    )
-    # spans may become equal when they are extended to words, so more are needed
-    count = 2 * top_k + 10 if align_to_words else top_k
-    results = []
-    for (_, context), group, scores in zip(examples, windows, all_scores):
-        spans = []
-        for row, (tokens, start, end, _) in zip(group, scores):
-            extents = find_extents(row, tokens, context_sequence(runtime), align_to_words)
-            for first, last, score in best_spans(start, end, max_answer_len, count):
-                begin, stop = extents[first][0], extents[last][1]
-                spans.append(
-                    {"score": score, "start": begin, "end": stop, "answer": context[begin:stop]}
-                )
-        null_score = min(score for *_, score in scores) if handle_impossible_answer else None
-        results.append(merge_spans(spans, null_score)[:top_k])
-    return results
+    all_windows = run_windows(runtime, windows, partial(read_outputs, runtime), names)
+    return [
+        find_answers(
+            group, context, top_k, max_answer_len, handle_impossible_answer, align_to_words
+        )
+        for (_, context), group in zip(examples, all_windows)
+    ]
 
 
 def window_sizes(
@@ -114,7 +104,7 @@ def window_sizes(
 def check_examples(questions: object, contexts: object) -> list[tuple[str, str]]:
     columns = []
     for name, values in (("question", questions), ("context", contexts)):
-        texts = check_list(values, f"strings, the {name}s")
+        texts = check_list(values, "strings", f"{name}s")
         columns.append(
             [
                 check_text(text, f"{name} {index} of {len(texts)}")
@@ -175,76 +165,12 @@ def make_windows(
     return [first, *first.overflowing]
 
 
-def probabilities(
-    runtime: TextModel, row: Encoding, outputs: dict[str, np.ndarray]
-) -> tuple[list[int], np.ndarray, np.ndarray, float]:
-    """Return (tokens, start, end, null score) of a window.
-
-    `tokens` are the positions of the context's tokens, `start` and `end` their probabilities to
-    begin and to end the answer. The null score is the probability that the answer is the CLS token,
-    or 0 without one. `row` is the window, and `outputs` are its start_logits and end_logits (S,).
-    """
-    tokens = [
-        position
-        for position, sequence in enumerate(row.sequence_ids)
-        if sequence == context_sequence(runtime)
-    ]
+def read_outputs(runtime: TextModel, row: Encoding, outputs: dict[str, np.ndarray]) -> Window:
+    """Return the window `row` with the probabilities of `outputs`, its start_logits and end_logits
+    (S,)."""
+    logits = [outputs[name] for name in ("start_logits", "end_logits")]
     cls_id = runtime.tokenizer_settings.special_tokens["cls_token"]
-    cls = [position for position, token in enumerate(row.ids) if token == cls_id][:1]
-    cls = [position for position in cls if position not in tokens]
-    start, end = (softmax(outputs[name][tokens + cls]) for name in ("start_logits", "end_logits"))
-    null_score = float(start[-1] * end[-1]) if cls else 0.0
-    return tokens, start[: len(tokens)], end[: len(tokens)], null_score
-
-
-def find_extents(
-    row: Encoding, tokens: list[int], sequence: int, align_to_words: bool
-) -> list[tuple[int, int]]:
-    """Return the (start, end) offsets of each of `tokens`, positions in the window `row`, in the
-    text.
-
-    With `align_to_words` they are those of the word, as far as it is in this window. `sequence` is
-    the position of the context in the pair.
-    """
-    offsets, words = row.offsets, row.word_ids
-    if not align_to_words:
-        return [offsets[token] for token in tokens]
-    word_extents: dict[int | None, tuple[int, int] | None] = {
-        word: row.word_to_chars(word, sequence)
-        for word in {words[token] for token in tokens}
-        if word is not None
-    }
-    # some tokenizers do not report words
-    return [word_extents.get(words[token]) or offsets[token] for token in tokens]
-
-
-def best_spans(
-    start: np.ndarray, end: np.ndarray, max_answer_len: int, count: int
-) -> list[tuple[int, int, float]]:
-    """Return (first token, last token, probability) of the `count` best spans, best first.
-
-    `start` and `end` are the probabilities of each token. A span has at most `max_answer_len`
-    tokens.
-    """
-    length = len(start)
-    ordered = np.triu(np.ones((length, length), bool))
-    spans = np.tril(ordered, min(max_answer_len, length) - 1)
-    firsts, lasts = np.nonzero(spans)
-    scores = start[firsts] * end[lasts]
-    best = np.argsort(-scores, kind="stable")[:count]
-    return [(int(firsts[index]), int(lasts[index]), float(scores[index])) for index in best]
-
-
-def merge_spans(spans: list[dict], null_score: float | None) -> list[dict[str, Any]]:
-    """Return the spans, best first. Spans with the same text, ignoring case, are merged, and their
-    scores added. The empty answer is included with `null_score`, unless that is None."""
-    answers: dict[str, dict] = {}
-    for span in spans:
-        answers.setdefault(span["answer"].lower(), {**span, "score": 0.0})["score"] += span["score"]
-    results = list(answers.values())
-    if null_score is not None:
-        results.append({"score": null_score, "start": 0, "end": 0, "answer": ""})
-    return sorted(results, key=lambda answer: -answer["score"])
+    return read_window(row, logits, context_sequence(runtime), cls_id)
 
 
 PIPELINES = {

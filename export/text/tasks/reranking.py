@@ -73,7 +73,7 @@ def rerank(
     if top_k is not None:
         check_count("top_k", top_k)
     check_flags(raw_scores=raw_scores)
-    lists = check_candidates(check_strings(queries), texts)
+    lists = check_candidates(check_strings(queries, "queries"), texts)
     pairs = [(query, text) for query, candidates in lists for text in candidates]
     instruction = select_instruction(runtime, prompt_name, prompt)
     rows = pair_rows(runtime, pairs, instruction, Cut(max_length(runtime.info)))

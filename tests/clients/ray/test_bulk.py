@@ -33,6 +33,16 @@ OPTIONS = {"max_new_tokens": 4}
 PATIENCE = 240
 COMMAND = [sys.executable, "-m", "vanilla_transformer_export.cli.main", "predict"]
 FLAGS = ["--threads", "1", "--shard-lines", "16", "--max-new-tokens", "4"]
+STARTED = []  # the commands that run
+
+
+@pytest.fixture(autouse=True)
+def end_commands():
+    """Kill the commands that a failed test leaves: they would take the CPUs of the tests after
+    it."""
+    yield
+    while STARTED:
+        STARTED.pop().kill()
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +102,10 @@ def start_command(export, source, out, address):
         *FLAGS,
         *(["--ray", address] if address else []),
     ]
-    return subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    STARTED.append(
+        subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    )
+    return STARTED[-1]
 
 
 def wait_for_success(process):

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from alignments import CARD, DICTIONARY, SENTENCES, dictionary_scores
+from command_line import read_error
 from messages import raises
 
 from vanilla_transformer_export import TextRuntime, export
@@ -141,13 +142,15 @@ def test_alignments_exclude_scores_and_other_tasks(calibrated):
 def test_heads_of_a_portable_export_are_chosen_on_its_own_graph(
     calibrated, parallel_text, tmp_path
 ):
-    command = ["export", str(CARD), str(tmp_path / "out"), "--dtype", "fp32,int8", "--alignments"]
-    main([*command, str(parallel_text)])
+    export(CARD, tmp_path / "out", dtype=["fp32", "int8"], cases=1, alignments=parallel_text)
     runtime = TextRuntime(tmp_path / "out", dtype="int8")
     assert runtime.info.manifest["alignment"] == calibrated.info.manifest["alignment"]
     found = runtime.translate(SENTENCES, return_alignments=True, **GREEDY)
     right, number = dictionary_scores(SENTENCES, found)
     assert number > 200 and right / number > 0.95
+    missing = tmp_path / "missing.tsv"
+    error = read_error("export", CARD, tmp_path / "again", "--alignments", missing)
+    assert str(missing) in error
 
 
 def test_flag_alone_keeps_the_heads_of_the_card_and_certify_compares_them(tmp_path, capsys):

@@ -15,8 +15,7 @@ from heads import MANY, TEXTS, save_head, word_pieces
 from messages import raises
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Normalize, Transformer
-from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from served_models import serving
 from torch.nn.functional import normalize
 from transformers import AutoModel, AutoTokenizer, XLMRobertaTokenizer

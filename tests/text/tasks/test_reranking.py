@@ -2,13 +2,15 @@
 recipe of Qwen3-Reranker's card and CrossEncoder."""
 
 import json
+import pickle
+import shlex
 
 import httpx
 import numpy as np
 import pytest
 import torch
 from checkpoints import edit_json
-from heads import MANY, close, save_head, word_pieces
+from heads import MANY, PAIRS, close, save_head, word_pieces
 from hub_checkpoints import QWEN3, make_tokenizer, save_checkpoint, write_json
 from messages import raises
 from sentence_transformers import CrossEncoder
@@ -248,6 +250,14 @@ def test_ranks_of_a_cross_encoder(cross_encoder):
     np.testing.assert_allclose([rank["score"] for rank in ranks], scores, atol=1e-5)
 
 
+def test_cross_encoder_over_an_export_can_be_pickled(cross_encoder):
+    """A pool of processes of sentence-transformers pickles its model."""
+    stand_in_for_optimum()
+    encoder = CrossEncoder(str(cross_encoder / "export"), device="cpu", backend="onnx")
+    again = pickle.loads(pickle.dumps(encoder))
+    np.testing.assert_array_equal(again.predict(PAIRS), encoder.predict(PAIRS))
+
+
 def test_command_ranks_lines_of_json(cross_encoder, capsys):
     line = json.dumps({"query": MANY[0], "texts": MANY})
     capsys.readouterr()
@@ -257,6 +267,17 @@ def test_command_ranks_lines_of_json(cross_encoder, capsys):
     got = [json.loads(text) for text in capsys.readouterr().out.splitlines()]
     assert [rank["index"] for rank in got[0]] == [rank["index"] for rank in expected[0]]
     close(got, expected)
+
+
+def test_export_suggests_a_command_that_ranks(cross_encoder, capsys):
+    """The path of the export has a space."""
+    main(["export", str(cross_encoder / "checkpoint"), str(cross_encoder / "again")])
+    suggested = capsys.readouterr().err.splitlines()[-1]
+    marker, program, *arguments = shlex.split(suggested)
+    assert (marker, program) == ("next:", "vanilla-transformer")
+    main(arguments)
+    [ranks] = map(json.loads, capsys.readouterr().out.splitlines())
+    assert {rank["index"] for rank in ranks} == {0, 1}
 
 
 @pytest.mark.parametrize(

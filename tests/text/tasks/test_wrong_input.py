@@ -111,6 +111,21 @@ def test_unsuitable_texts_raise(made, name, call, seen, expected):
         call(made(name)[1])
 
 
+@pytest.mark.parametrize(
+    "name, call, argument",
+    [
+        ("one label", lambda r: r.rerank("a man", [["b"]]), "queries"),
+        ("one label", lambda r: r.rerank(["b"], "a man"), "texts"),
+        ("answer", lambda r: r.answer("a man", ["b"]), "questions"),
+        ("answer", lambda r: r.answer(["b"], "a man"), "contexts"),
+        ("choose", lambda r: r.choose(["b"], "a man"), "choices"),
+    ],
+)
+def test_error_names_argument_that_is_no_list(made, name, call, argument):
+    with raises(ValueError, seen=(f"{argument} is", "a man"), expected="list"):
+        call(made(name)[1])
+
+
 def test_windows_are_counted_before_they_are_made(made, monkeypatch):
     runtime = made("tag")[1]
     settings = dataclasses.replace(runtime.tokenizer_settings, longest=10)

@@ -8,7 +8,14 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, processors
 from transformers import PreTrainedTokenizerBase
 
-from .sentencepiece_model import make_tokenizer, read_sentencepiece, read_vocabulary
+from .sentencepiece_model import (
+    make_tokenizer,
+    missing_notes,
+    read_sentencepiece,
+    read_vocabulary,
+)
+
+MODEL = "sentencepiece.bpe.model"
 
 
 def make_backend(theirs: PreTrainedTokenizerBase, directory: Path) -> tuple[Tokenizer, list[str]]:
@@ -24,7 +31,7 @@ def make_backend(theirs: PreTrainedTokenizerBase, directory: Path) -> tuple[Toke
     """
     special = [token for token in theirs.all_special_tokens if token not in theirs.lang_token_to_id]
     vocabulary = read_vocabulary(directory / "vocab.json", special)
-    model = read_sentencepiece(directory / "sentencepiece.bpe.model")
+    model = read_sentencepiece(directory / MODEL)
     tokenizer, missing = make_tokenizer(model, vocabulary, theirs.unk_token, special)
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in special])
     for token in theirs.lang_token_to_id:  # in the order of their ids
@@ -38,9 +45,4 @@ def make_backend(theirs: PreTrainedTokenizerBase, directory: Path) -> tuple[Toke
         pair=f"{language} $A $B {end}",
         special_tokens=list(ids.items()),
     )
-    few = ", ".join(missing[:5])
-    lacking = (
-        f"vocab.json lacks {len(missing)} of the pieces of sentencepiece.bpe.model, {few}: text "
-        "is cut without them"
-    )
-    return tokenizer, [lacking] if missing else []
+    return tokenizer, missing_notes(missing, MODEL)

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from ...checkpoint import give_target
 from ...checkpoint_files import read_json
 from . import sentencepiece_model
-from .sentencepiece_model import read_sentencepiece, read_vocabulary
+from .sentencepiece_model import missing_notes, read_sentencepiece, read_vocabulary
 
 MAX_LENGTH = 512  # default of `MarianTokenizer` without model_max_length
 SPECIAL_TOKENS = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
@@ -52,13 +52,8 @@ def make_tokenizer(directory: Path) -> tuple[PreTrainedTokenizerFast, list[str]]
         clean_up_tokenization_spaces=bool(settings.get("clean_up_tokenization_spaces")),
         **tokens,
     )
-    few = ", ".join(missing[:5])
-    lacking = (
-        f"vocab.json lacks {len(missing)} of the pieces of source.spm, {few}: text is cut "
-        f"without them"
-    )
     give_target(tokenizer, target)
-    return tokenizer, [lacking] if missing else []
+    return tokenizer, missing_notes(missing, "source.spm")
 
 
 def of_one_language(

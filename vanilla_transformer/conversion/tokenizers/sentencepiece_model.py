@@ -150,6 +150,13 @@ def make_tokenizer(
     return tokenizer, sorted(scores.keys() - vocabulary.keys())
 
 
+def missing_notes(missing: list[str], model: str) -> list[str]:
+    """Return a note for users about the `missing` pieces of the file `model`, no note for none."""
+    few = ", ".join(missing[:5])
+    note = f"vocab.json lacks {len(missing)} of the pieces of {model}, {few}"
+    return [f"{note}: text is cut without them"] if missing else []
+
+
 def piece_scores(model: Any) -> dict[str, float]:
     """Return {piece: score} of the pieces that `model`, a `ModelProto`, splits text into.
 

@@ -37,6 +37,7 @@ DATA = data_keys(*SOURCES, *SPLITS, "max_length", stride=KeyType(int))
 METRICS = ("exact_match", "f1")
 # columns of a data set; answers are {"text": [...], "answer_start": [...]}
 NAMES = ("id", "question", "context", "answers")
+TARGETS = ("start_positions", "end_positions")
 # columns that only the metrics use
 SCORED = ("id", "context", "answers", "offsets")
 
@@ -149,7 +150,7 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
         return_attention_mask=False,
     )
     encoded_columns = {name: encoded[name] for name in ("input_ids", "token_type_ids")}
-    encoded_columns |= {name: [] for name in ("start_positions", "end_positions", *SCORED)}
+    encoded_columns |= {name: [] for name in TARGETS + SCORED}
     for window, row in enumerate(encoded["overflow_to_sample_mapping"]):
         sides = encoded.sequence_ids(window)
         answers = columns["answers"][row]
@@ -157,28 +158,13 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
             list(offset) if side == 1 else None
             for offset, side in zip(encoded["offset_mapping"][window], sides)
         ]
-        first, last = first_answer(offsets, answers)
-        values = (
-            first,
-            last,
-            columns["id"][row],
-            columns["context"][row],
-            answers["text"] or [""],
-            offsets,
-        )
-        for name, value in zip(("start_positions", "end_positions", *SCORED), values, strict=True):
+        values = (columns["id"][row], columns["context"][row], answers["text"] or [""], offsets)
+        target = (0, 0)
+        if answers["text"]:
+            target = positions(offsets, answers["answer_start"][0], len(answers["text"][0]))
+        for name, value in zip(TARGETS + SCORED, target + values, strict=True):
             encoded_columns[name].append(value)
     return encoded_columns
-
-
-def first_answer(offsets: list, answers: dict) -> tuple[int, int]:
-    """Return (first, last) token of the first of `answers`, (0, 0) without an answer.
-
-    `answers` has the lists text and answer_start. See `positions` for `offsets`.
-    """
-    if not answers["text"]:
-        return 0, 0
-    return positions(offsets, answers["answer_start"][0], len(answers["text"][0]))
 
 
 def positions(offsets: list, start: int, length: int) -> tuple[int, int]:

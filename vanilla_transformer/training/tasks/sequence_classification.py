@@ -94,15 +94,11 @@ def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
     return label_mappings(names) if names else label_fields(text, data)
 
 
-def label_column(rows: Rows) -> Iterable[str]:
-    return rows["label"]
-
-
 def label_fields(
     text: dict[str, Rows],
     data: dict,
     what: str = "labels",
-    labels_of: Callable[[Rows], Iterable[str]] = label_column,
+    labels_of: Callable[[Rows], Iterable[str]] = lambda rows: rows["label"],
 ) -> dict:
     """Return `id2label` and `label2id` of the training text's labels, in alphabetical order.
 

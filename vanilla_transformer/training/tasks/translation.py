@@ -39,25 +39,13 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
 
 
 def metrics(prediction: tuple, scored: Scored) -> dict[str, Any]:
-    tokenize = scored.evaluation.get("bleu_tokenize", "13a")
-    return scores_of_ids(*prediction, scored.tokenizer, tokenize)
-
-
-def scores_of_ids(
-    predictions: np.ndarray,
-    labels: np.ndarray,
-    tokenizer: PreTrainedTokenizerFast,
-    bleu_tokenize: str = "13a",
-) -> dict[str, float | str]:
     """Return `bleu` and `chrf` in percent, and the `signature` of BLEU, of generated ids against
     label ids.
 
-    `predictions` and `labels` are (B, T), of which T may differ, padded with -100 or the pad token.
-    `bleu_tokenize` is a tokenization of sacreBLEU.
+    `prediction` are both, (B, T), of which T may differ, padded with -100 or the pad token.
     """
-    outputs = texts_of_ids(predictions, tokenizer)
-    references = texts_of_ids(labels, tokenizer)
-    score, signature = bleu(outputs, references, bleu_tokenize)
+    outputs, references = (texts_of_ids(ids, scored.tokenizer) for ids in prediction)
+    score, signature = bleu(outputs, references, scored.evaluation.get("bleu_tokenize", "13a"))
     return {"bleu": score, "chrf": chrf(outputs, references), "signature": signature}
 
 

@@ -1,8 +1,0 @@
-"""CamemBERT (Martin et al. 2020): RoBERTa in French, its tensors named as there."""
-
-from . import bert
-from .roberta import tensor_maps, to_source_config, to_vanilla_config
-
-__all__ = ["tensor_maps", "to_source_config", "to_vanilla_config"]
-
-ARCHITECTURES = bert.encoder_classes("Camembert")
