@@ -2,7 +2,6 @@
 transformers."""
 
 import contextlib
-import dataclasses
 import functools
 import os
 import reprlib
@@ -21,8 +20,7 @@ from .inference import options as option_fields
 from .inference.config import VISION
 from .inference.export_info import MANIFEST, TARGET_TOKENIZER, ExportInfo, json_object
 from .inference.inputs import pad_sequences
-from .inference.logits import row_seeds
-from .inference.options import Options, special_token
+from .inference.options import Options
 from .runtime import Runtime
 from .specs.alignment import ROLE as ALIGNMENT
 from .text.checks import TokenizerErrors, check_texts, check_unicode, with_names
@@ -42,7 +40,9 @@ from .text.tasks import (
     tagging,
     translation,
 )
-from .text.tasks.alignment import Aligning, decode_texts, plain_text
+from .text.tasks.alignment import Aligning, decode_texts, plain_text, unknown_token
+from .text.tasks.generation import generate_rows
+from .text.tasks.segments import check_unmarked
 from .text.token_heads import TokenHeads, read_token_heads
 from .text.tokenization_spaces import CleaningDetokenizer, clean_up
 from .text.tokenizer_settings import (
@@ -165,17 +165,22 @@ class TextRuntime:
                 another length, or too many tokens. With `return_alignments`,
                 `replace_unknowns` or `keep` also for an export without an alignment graph.
         """
-        aligning = Aligning(return_alignments, replace_unknowns)
-        aligning.check(self.info)
+        Aligning(return_alignments, replace_unknowns).check(self.info)
         if return_alignments:
-            translation.check_unmarked(keep=keep)
+            check_unmarked(keep=keep)
         lines = translation.marked_lines(self, texts, keep)
         # a line of placeholders only is generated for nothing
         sources = [line.text or line.raw for line in lines]
         rows, checked = self.checked_rows(sources, src_lang, tgt_lang, options, seeds)
-        prefixes = self.prefixes(target_prefix, len(rows))
-        are_aligned = [aligning.is_needed or bool(line.marks) for line in lines]
-        results = self.generate_rows(rows, prefixes, checked, seeds=seeds, is_aligned=are_aligned)
+        results = generate_rows(
+            self,
+            rows,
+            checked,
+            self.prefixes(target_prefix, len(rows)),
+            seeds,
+            are_aligned=[return_alignments or bool(line.marks) for line in lines],
+            unknown_token=unknown_token(self, replace_unknowns),
+        )
         translated = decode_texts(self, sources, rows, results, replace_unknowns)
         return translated if return_alignments else translation.join_lines(lines, translated)
 
@@ -198,7 +203,8 @@ class TextRuntime:
         Aligning(False, replace_unknowns).check(self.info)
         rows, checked = self.checked_rows(texts, src_lang, tgt_lang, options, seeds)
         prefixes = self.prefixes(target_prefix, len(rows))
-        results = self.generate_rows(rows, prefixes, checked, True, seeds, replace_unknowns)
+        unknown = unknown_token(self, replace_unknowns)
+        results = generate_rows(self, rows, checked, prefixes, seeds, True, unknown_token=unknown)
         scores = np.array([result.score for result in results], np.float32)
         return self.result_texts(texts, rows, results, replace_unknowns), scores
 
@@ -228,54 +234,8 @@ class TextRuntime:
         checked = check_options(self.info, options)
         rows = self.rows(texts, src_lang)
         option_fields.check_seeds(seeds, len(rows), checked.seed)
-        targets = self.target_options(tgt_lang, len(rows), options)
+        targets = self.languages.target_options(tgt_lang, len(rows), options)
         return rows, with_targets(self.info, checked, targets)
-
-    def generate_rows(
-        self,
-        rows: list[list[int]],
-        prefixes: list[list[int]],
-        options: Sequence[Options],
-        is_scored: bool = False,
-        seeds: Sequence[int] | None = None,
-        is_aligned: bool | Sequence[bool] = False,
-    ) -> list[Generated]:
-        """Return the B * N results for `rows` of token ids, with scores or alignments if these are
-        asked for.
-
-        Their tokens follow the start token or the prompt, and have the prefix. `prefixes` are
-        tokens that each result begins with, one list for each row. `options` are those of each
-        row, which differ in their target language only. Rows with prefixes of the same length and
-        one target language run together. `seeds` are seeds of sampling, one for each row, and
-        `is_aligned` may be one value for each row.
-        """
-        seeds = row_seeds(options[0].seed, len(rows)) if seeds is None else seeds
-        are_aligned = [is_aligned] * len(rows) if isinstance(is_aligned, bool) else is_aligned
-        by_row: list[list[Generated]] = [[]] * len(rows)
-        kinds = [
-            (len(prefix), id(shared)) for prefix, shared in zip(prefixes, options, strict=True)
-        ]
-        for kind in dict.fromkeys(kinds):
-            indices = [row for row, other in enumerate(kinds) if other == kind]
-            shared = options[indices[0]]
-            ids, mask = self.batch([rows[row] for row in indices])
-            starts = None
-            if kind[0]:
-                starts = np.array([self.first_tokens(shared) + prefixes[row] for row in indices])
-            of_rows = None if seeds is None else [seeds[row] for row in indices]
-            inputs = self.runtime.inputs(ids, mask, starts, shared, is_scored, of_rows)
-            inputs = [
-                dataclasses.replace(checked, is_aligned=are_aligned[row])
-                for row, checked in zip(indices, inputs, strict=True)
-            ]
-            sequences = self.runtime.sequences(inputs)
-            for row, checked, results in zip(indices, inputs, sequences, strict=True):
-                prefix = checked.prompt[1:] if checked.source else []
-                by_row[row] = [
-                    dataclasses.replace(result, tokens=[*prefix, *result.tokens])
-                    for result in results
-                ]
-        return [result for results in by_row for result in results]
 
     def stream(
         self, text: str, /, src_lang: str | None = None, tgt_lang: str | None = None, **options: Any
@@ -298,30 +258,6 @@ class TextRuntime:
         rows, [checked] = self.checked_rows([text], src_lang, tgt_lang, options)
         inputs = self.runtime.inputs(*self.batch(rows), None, checked)
         return self.decode_stream(self.runtime.stream_inputs(inputs))
-
-    def target_options(
-        self, tgt_lang: Choice, count: int, options: dict[str, Any]
-    ) -> list[dict[str, Any]]:
-        """Return the generation options that select the target language, for each of `count` texts.
-
-        Raises UsageError for an unknown language, and for a missing one that the model needs.
-        `tgt_lang` is one language for all texts, a list with one for each, or None for the default.
-        `options` are the other options of generation.
-        """
-        return self.languages.target_options(tgt_lang, count, options, self.default_target)
-
-    @property
-    def default_target(self) -> int | None:
-        """Token id of the target language in the model's own settings, or None."""
-        config = self.info.config if self.languages.target == "decoder_start_token_id" else {}
-        return special_token(self.languages.target, self.info.defaults, config)
-
-    def first_tokens(self, options: Options) -> list[int]:
-        """Return [id] of the language token after the start token, if the model generates one
-        there, else []."""
-        is_first = self.languages.target == "forced_bos_token_id"
-        language = options.forced_bos_token_id if is_first else None
-        return [] if language is None else [language]
 
     @functools.cached_property
     def sentence_languages(self) -> dict[str | None, str]:

@@ -1,9 +1,10 @@
 """The names of files in checkpoints and exports, and what both packages read of files: JSON,
-hashes, git-lfs pointers and headers of safetensors files."""
+hashes, metadata of cards, git-lfs pointers and headers of safetensors files."""
 
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -41,6 +42,7 @@ TOKENIZER_FILES = (
     "added_tokens.json",
     CHAT_TEMPLATE,
 )
+FRONT_MATTER = re.compile(r"\s*---\r?\n(.*?)\r?\n---[ \t]*\r?(?:\n|$)", re.DOTALL)  # of a card
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # first bytes of every git-lfs pointer
 
 
@@ -94,6 +96,24 @@ def read_object(path: Path) -> dict[str, Any]:
         return json_object(path, path.read_bytes())
     except (OSError, ValueError):
         return {}
+
+
+def card_metadata(path: Path) -> dict[str, Any]:
+    """Return the YAML metadata at the start of the card `path`; empty if there is no card or they
+    cannot be read.
+
+    Values are strings, or lists and objects of them: `language: no` is Norwegian. Empty ones and
+    null are left out.
+    """
+    import yaml  # of huggingface_hub, which tokenizers needs; takes 20 ms to import
+
+    try:
+        matched = FRONT_MATTER.match(path.read_text(encoding="utf-8-sig"))
+        metadata = yaml.load(matched[1], yaml.BaseLoader) if matched else None
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    fields = metadata.items() if isinstance(metadata, dict) else ()
+    return {name: value for name, value in fields if value not in ("", "null", "~")}
 
 
 def write_json(path: Path, content: Any, sort_keys: bool = False) -> Path:

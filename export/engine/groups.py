@@ -115,8 +115,18 @@ class Group:
         known: Sequence[float | None] = scores or [None] * len(tokens)
         results = [self.result(row, score) for row, score in zip(tokens, known, strict=True)]
         self.results[self.sample : self.sample + len(results)] = results
-        if not self.input.is_aligned:
+        if not self.is_aligned:
             self.request.finish_result()
+
+    @property
+    def is_aligned(self) -> bool:
+        """True if its finished sequences report alignments: always, or as one has the unknown
+        token."""
+        unknown = self.input.unknown_token
+        if self.input.is_aligned or unknown is None:
+            return self.input.is_aligned
+        rows = (sequence.tokens for sequence in self.sequences)
+        return any(unknown in row for row in (self.input.prompt, *rows))
 
     @property
     def sequences(self) -> list[Generated]:
@@ -365,7 +375,7 @@ class Cohort:
         """Finish the group at `place`, see `Group.finish`."""
         group, count = self.groups[place], self.rows.stop - self.rows.start
         group.finish(tokens, scores)
-        if group.input.is_aligned:
+        if group.is_aligned:
             self.unaligned.append((group, self.rows.start + place * count // len(self.groups)))
 
     def keep(self, kept: np.ndarray) -> None:

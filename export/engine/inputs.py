@@ -52,6 +52,8 @@ class GenerationInput:
         seed: seed of sampling in place of `options.seed`, derived from it with `logits.row_seed`.
         is_scored: True to report the score of each sequence without beams too.
         is_aligned: True to report the alignment of each sequence with its source.
+        unknown_token: token whose sequences report their alignments too; `None` for none. A
+            sequence has it in its prompt or among its new tokens.
         uniforms: returns the random numbers of sampling, by default those of `seed`.
         source_mask: 0 for masked tokens of the source, by default 1 for all.
     """
@@ -65,6 +67,7 @@ class GenerationInput:
     seed: int | None = None
     is_scored: bool = False
     is_aligned: bool = False
+    unknown_token: int | None = None
     uniforms: Callable[[], float] | None = None
     source_mask: Sequence[int] | None = None
 

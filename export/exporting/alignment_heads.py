@@ -113,7 +113,7 @@ def weights_and_words(
         runtime.encode(targets, False, runtime.target_tokenizer),
     )
     [[start]] = start_tokens(runtime.info, 1, None, options).tolist()
-    first = [start, *runtime.first_tokens(options)]
+    first = [start, *runtime.languages.first_tokens(options)]
     target_rows = [first + encoding.ids for encoding in encodings[1]]
     weights = head_weights(runtime.runtime.model, rows, target_rows)
     for texts, row, source, target, steps in zip(pairs, rows, *encodings, weights, strict=True):

@@ -38,7 +38,7 @@ from ..inference.export_info import CARD, TOKENIZER_FILES, default_options
 from ..inference.options import PROMPT_LOOKUP
 from ..inference.sentence_settings import SETTINGS_FILES, parse_settings
 from ..text.checks import check_choice
-from ..text.tasks.classification import recorded_activation
+from ..text.tasks.classification import default_scoring
 from ..text.transformer_fields import field_problems
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def check_sentence_settings(directory: Path, config: Config, companions: Compani
     for problem in field_problems(directory, settings, config.architecture, values):
         raise ValueError(problem)
     if has_task(config.architecture, CLASSIFY):
-        recorded_activation(directory, values, settings)
+        default_scoring(directory, values, settings)
 
 
 def load_torch_model(source: Source, companions: Companions) -> "PreTrainedModel":

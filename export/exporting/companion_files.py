@@ -12,18 +12,15 @@ from vanilla_transformer.checkpoint_files import GENERATION_CONFIG, for_every_ve
 from vanilla_transformer.files import CHAT_TEMPLATE
 from vanilla_transformer.linked_copies import errors_name
 
-from ..heads import EMBED, EMBED_MULTI_VECTOR, HEADS
 from ..inference.export_info import TOKENIZER_FILES
-from ..text.sentence_modules import read_modules
-from ..text.token_heads import read_token_heads
+from ..proof.outcome import head_vectors
 from .checkpoint import Checkpoint
 from .languages import read_languages
 from .plan import Graphs
 from .repository_files import (
+    adapt_tokenizer,
     base_name,
     client_config,
-    give_first_token,
-    give_token_types,
     write_card,
     write_genai_config,
     write_json,
@@ -65,13 +62,9 @@ def write_companions(checkpoint: Checkpoint, graphs: Graphs, directory: Path) ->
         graphs.dtypes,
     )
     facts: dict[str, Any] = {"sentence_modules": checkpoint.companions.facts()}
-    tasks, files = HEADS[checkpoint.architecture].tasks, WrittenFiles(directory)
-    hidden_size = checkpoint.config.hidden_size
+    heads = facts | {"architecture": checkpoint.architecture}
     with errors_name(checkpoint.source.directory, directory):
-        if EMBED in tasks:
-            read_modules(facts["sentence_modules"], files, hidden_size)
-        if EMBED_MULTI_VECTOR in tasks:
-            read_token_heads(files, hidden_size)
+        head_vectors(WrittenFiles(directory), heads, checkpoint.config.hidden_size)
     if checkpoint.generates:
         start = checkpoint.generation.get("decoder_start_token_id")
         languages = read_languages(directory, start)
@@ -103,12 +96,8 @@ def write_for_clients(checkpoint: Checkpoint, graphs: Graphs, directory: Path) -
     external = sorted(path.name.removesuffix("_data") for path in directory.glob("onnx/*_data"))
     loaded = graphs.dtypes if graphs.target.is_standard else ()
     write_json(directory / "config.json", client_config(config, graphs.files, loaded, external))
-    tokenizer_config = directory / "tokenizer_config.json"
     is_decoder = graphs.files.keys() == {"decoder"}
-    if config.get("type_vocab_size") and tokenizer_config.is_file():
-        give_token_types(tokenizer_config)
-    if is_decoder and (directory / "tokenizer.json").is_file() and tokenizer_config.is_file():
-        give_first_token(directory)
+    adapt_tokenizer(directory, bool(config.get("type_vocab_size")), is_decoder)
     if not graphs.target.is_standard or not is_decoder:
         return {}
     genai = write_genai_config(directory, config, checkpoint.generation, graphs.files["decoder"])

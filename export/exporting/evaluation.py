@@ -179,18 +179,18 @@ def perplexity(engine: "Engine", text: Path, batch_size: int) -> dict[str, Any]:
         raise ValueError(f"{text} has {len(ids)} tokens, expected at least 2")
     window = min(WINDOW, engine.config["max_position_embeddings"])
     windows = [ids[start : start + window] for start in range(0, len(ids), window)]
-    total = 0.0
     vocabulary = engine.config["vocab_size"]
     check_tokens(ids.max(), vocabulary)
-    for batch in batches(windows, max(1, min(batch_size, MAX_LOGITS // (window * vocabulary)))):
-        for length in {len(windows[index]) for index in batch}:  # the last window may be shorter
-            rows = np.stack([windows[index] for index in batch if len(windows[index]) == length])
-            if length > 1:
-                total += sum(
-                    sum_nll(logits, rows[:, start + 1 :])
-                    for start, logits in engine.steps(rows[:, :-1])
-                )
+    size, total = max(1, min(batch_size, MAX_LOGITS // (window * vocabulary))), 0.0
     predicted = len(ids) - len(windows)
+    windows = [row for row in windows if len(row) > 1]
+    for same in (windows[:-1], windows[-1:]):  # the last window may be shorter
+        for start in range(0, len(same), size):
+            rows = np.stack(same[start : start + size])
+            total += sum(
+                sum_nll(logits, rows[:, place + 1 :])
+                for place, logits in engine.steps(rows[:, :-1])
+            )
     return {"perplexity": round(float(np.exp(total / predicted)), 4), "tokens": predicted}
 
 

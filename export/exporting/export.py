@@ -19,7 +19,8 @@ from ..errors import UsageError
 from ..inference.export_info import ExportInfo, write_manifest
 from ..one_graph import ROLE
 from ..proof.compare import RECORDED, Report
-from ..proof.reference import Reference
+from ..proof.outcome import head_vectors
+from ..proof.reference import TORCH, Reference
 from ..runtime import Runtime
 from ..text_runtime import TextRuntime
 from .alignment_heads import all_heads, choose_heads, read_pairs
@@ -271,12 +272,16 @@ def describe(
         warnings.warn(f"parity is not checked, {NO_TORCH}", stacklevel=2)
         unknown = graphs.facts(dict.fromkeys(graphs.dtypes))
         return write_manifest(directory, **facts, **unknown, parity_reason=NO_TORCH)
-    from ..proof.torch import make_reference, torch_model
+    from ..proof.torch import TorchFiles, make_reference, torch_model
 
     write_manifest(directory, **facts, **graphs.facts({}))  # needed to read the graphs
     model, info = checkpoint.model, open_export(directory)
     with torch_model(model, info):
         reference = make_reference(model, info) if options.generate is None else None
+        if reference is not None:
+            files = TorchFiles(checkpoint.source.root)
+            vectors = head_vectors(files, facts, checkpoint.config.hidden_size)
+            reference.results[TORCH] |= vectors
         try:
             device = graphs.target.parity_device(graphs.activations)
         except OSError as error:

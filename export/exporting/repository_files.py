@@ -3,18 +3,16 @@ card of a repository on the Hub."""
 
 import json
 import os
-import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id, yaml_dump
 
 from ..heads import HEADS
-from ..inference.export_info import CARD, IMAGE_PROCESSOR
-from ..shared.files import read_object, write_json
+from ..inference.export_info import CARD, IMAGE_PROCESSOR, TOKENIZER_CONFIG, TOKENIZERS
+from ..shared.files import card_metadata, read_object, write_json
 from ..shared.options import without_none
 from ..specs.caches import key_heads
 from ..targets.target import Target
@@ -40,8 +38,6 @@ CALLS = {
     "image-classification": "pipe('image.jpg')",
     "image-feature-extraction": "pipe('image.jpg')",
 }
-# metadata of a card, in YAML
-FRONT_MATTER = re.compile(r"\s*---\r?\n(.*?)\r?\n---[ \t]*\r?(?:\n|$)", re.DOTALL)
 # that hold for its exports
 OF_THE_BASE = ("language", "license", "license_name", "license_link", "datasets")
 # that genai has under the same names
@@ -87,27 +83,26 @@ def client_config(
     return {**fields, "transformers.js_config": loaded}
 
 
-def give_token_types(path: Path) -> None:
-    """Replace a generic or missing tokenizer class in the file `path`, a tokenizer_config.json, so
-    that Transformers.js returns token types.
+def adapt_tokenizer(directory: Path, has_types: bool, is_decoder: bool) -> None:
+    """Change tokenizer_config.json in `directory`, if there is one, so that Transformers.js returns
+    the ids and the token types of transformers.
 
-    Other classes stay as they are. transformers decides by other fields of the file.
+    With `has_types`, a generic or missing tokenizer class becomes one that has token types.
+    transformers decides by other fields of the file. For a decoder, `add_bos_token` is set if
+    tokenizer.json puts a token before each text and none after it: prompts would lack it.
     """
+    path = directory / TOKENIZER_CONFIG
+    if not path.is_file():
+        return
     config = read_object(path)
-    if config.get("tokenizer_class", UNTYPED_TOKENIZERS[0]) in UNTYPED_TOKENIZERS:
-        write_json(path, {**config, "tokenizer_class": TYPED_TOKENIZER})
-
-
-def give_first_token(directory: Path) -> None:
-    """Set `add_bos_token` in tokenizer_config.json if tokenizer.json in `directory` puts a token
-    before each text and none after it.
-
-    Otherwise Transformers.js leaves the token out of prompts.
-    """
-    template = single_template(read_object(directory / "tokenizer.json"))
-    if "SpecialToken" in template[0] and "SpecialToken" not in template[-1]:
-        path = directory / "tokenizer_config.json"
-        write_json(path, {**read_object(path), "add_bos_token": True})
+    changes: dict[str, Any] = {}
+    if has_types and config.get("tokenizer_class", UNTYPED_TOKENIZERS[0]) in UNTYPED_TOKENIZERS:
+        changes["tokenizer_class"] = TYPED_TOKENIZER
+    template = single_template(read_object(directory / TOKENIZERS[0]))
+    if is_decoder and "SpecialToken" in template[0] and "SpecialToken" not in template[-1]:
+        changes["add_bos_token"] = True
+    if changes:
+        write_json(path, config | changes)
 
 
 def single_template(tokenizer: dict) -> list[dict]:
@@ -254,7 +249,7 @@ def write_card(
     License, language and datasets are those of `readme`, the checkpoint's card, if there is one.
     `architecture` is the model class, and `target` and `dtypes` are those of the export.
     """
-    of_base = read_metadata(readme)
+    of_base = card_metadata(readme)
     task = HEADS[architecture].hub_task
     if task == "text2text-generation" and of_base.get("pipeline_tag") in (
         "translation",
@@ -263,13 +258,6 @@ def write_card(
         task = of_base["pipeline_tag"]
     name = base or "a checkpoint"
     lines = [
-        *front_matter(
-            of_base,
-            base_model=base,
-            base_model_relation="quantized" if "int8" in dtypes or "int4" in dtypes else None,
-            library_name="transformers.js" if target.is_standard else "onnxruntime",
-            pipeline_tag=of_base.get("pipeline_tag", task),
-        ),
         f"# {name} in ONNX",
         "",
         f"Graphs of {name} ({architecture}),",
@@ -280,22 +268,17 @@ def write_card(
     # what makes them of texts and images
     inputs = (directory / name for name in ("tokenizer.json", IMAGE_PROCESSOR))
     if target.is_standard and task and any(file.is_file() for file in inputs):
-        lines += [
-            "",
-            "```js",
-            SNIPPET.format(task=task, call=CALLS.get(task, "pipe('A text.')")),
-            "```",
-        ]
-    (directory / CARD).write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def front_matter(of_base: dict[str, Any], **fields: Any) -> list[str]:
-    """Return the lines that a card begins with, in YAML: `fields`, and those of the metadata
-    `of_base` that hold for exports. None values are left out."""
-    metadata = {name: of_base.get(name) for name in OF_THE_BASE} | fields
-    known = without_none(metadata)
-    known["tags"] = ["onnx", "vanilla-transformer"]
-    return ["---", yaml_dump(known).rstrip(), "---", ""]
+        call = CALLS.get(task, "pipe('A text.')")
+        lines += ["", "```js", SNIPPET.format(task=task, call=call), "```"]
+    write_lines(
+        directory,
+        lines,
+        of_base,
+        base_model=base,
+        base_model_relation="quantized" if "int8" in dtypes or "int4" in dtypes else None,
+        library_name="transformers.js" if target.is_standard else "onnxruntime",
+        pipeline_tag=of_base.get("pipeline_tag", task),
+    )
 
 
 def write_generator_card(
@@ -308,39 +291,36 @@ def write_generator_card(
 ) -> None:
     """Write README.md, the card of one graph that generates by `mode`, to `directory`.
 
-    It names no library but onnxruntime: no other has a class for the graph. License, language and
-    datasets are those of `readme`, the card of the checkpoint `base`, if there is one. `target` and
-    `dtypes` are those of the export.
+    It names no library but onnxruntime: no other has a class for the graph. The other arguments are
+    those of `write_card`.
     """
-    of_base = read_metadata(readme)
+    of_base = card_metadata(readme)
     lines = [
-        *front_matter(
-            of_base,
-            base_model=base,
-            library_name="onnxruntime",
-            pipeline_tag=of_base.get("pipeline_tag", "text2text-generation"),
-        ),
         f"# {base or 'a checkpoint'} in one ONNX graph",
         "",
         f"This graph takes token ids and returns sequences, by {mode} search, for the target "
         f"{target.name} in {' and '.join(dtypes)}.",
         f"`vanilla-transformer export --generate {mode}` wrote it. manifest.json has the versions.",
     ]
-    (directory / CARD).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    tag = of_base.get("pipeline_tag", "text2text-generation")
+    write_lines(
+        directory, lines, of_base, base_model=base, library_name="onnxruntime", pipeline_tag=tag
+    )
+
+
+def write_lines(directory: Path, lines: list[str], of_base: dict[str, Any], **fields: Any) -> None:
+    """Write the `lines` of a card to README.md in `directory`, after its metadata in YAML.
+
+    These are `fields` that are not None, and those of `of_base`, the metadata of the checkpoint's
+    card, that hold for exports.
+    """
+    known = without_none({name: of_base.get(name) for name in OF_THE_BASE} | fields)
+    known["tags"] = ["onnx", "vanilla-transformer"]
+    text = "\n".join(["---", yaml_dump(known).rstrip(), "---", "", *lines])
+    (directory / CARD).write_text(f"{text}\n", encoding="utf-8")
 
 
 SNIPPET = """import {{ pipeline }} from '@huggingface/transformers';
 
 const pipe = await pipeline('{task}', 'NAME'); // the Hub id of this repository
 console.log(await {call});"""
-
-
-def read_metadata(readme: Path) -> dict:
-    """Return the YAML metadata at the start of the card `readme`; empty if there is no card or the
-    metadata cannot be read."""
-    try:
-        matched = FRONT_MATTER.match(readme.read_text(encoding="utf-8-sig"))
-        metadata = yaml.safe_load(matched[1]) if matched else None
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return metadata if isinstance(metadata, dict) else {}

@@ -125,7 +125,7 @@ class Predictions:
         self.runtime.runtime.check_options(self.generation_options)
         if source is not None:
             self.runtime.languages.ids("src_lang", source, 1)
-        self.runtime.target_options(target, 1, self.generation_options)
+        self.runtime.languages.target_options(target, 1, self.generation_options)
         keep_pattern(self.runtime, [], self.options.get("keep"))
 
     @property

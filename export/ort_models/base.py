@@ -3,8 +3,7 @@
 import inspect
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, NoReturn, Self
@@ -35,12 +34,11 @@ class ORTModel(PushToHubMixin):
     """An export with the methods of a transformers model and the arguments of optimum-onnx.
 
     Args:
-        open_runtime: opens a `Runtime` of an export, or an `EncoderGraph`.
+        runtime: a `Runtime` of an export, or an `EncoderGraph`.
         config: config of the model, by default that of the export.
 
     Raises:
         ValueError: if the model has no outputs for this class.
-        FileNotFoundError, OSError: if the export cannot be opened, as `Runtime` raises them.
     """
 
     auto_class: ClassVar[Any]
@@ -65,8 +63,8 @@ class ORTModel(PushToHubMixin):
             cls.auto_class.register(config_class, cls, exist_ok=True)
             MODEL_CLASSES[name] = cls
 
-    def __init__(self, open_runtime: Callable[[], Any], config: PreTrainedConfig | None = None):
-        self.open_runtime, self.runtime = open_runtime, open_runtime()
+    def __init__(self, runtime: Any, config: PreTrainedConfig | None = None):
+        self.runtime = runtime
         self._check_class()
         fields = self.runtime.config
         names = fields.keys() - MARIAN_NAMES  # which only Transformers.js reads
@@ -151,10 +149,10 @@ class ORTModel(PushToHubMixin):
             checkpoint = cls.auto_class.from_pretrained(model_id, **hub)
             temporary = opening.export_checkpoint(checkpoint, folder, target)
             root = folder = temporary.path
-        runtime, config = opening.find_runtime(
+        open_runtime, config = opening.find_runtime(
             root, folder, file_name, config, options, cls.is_generator
         )
-        model = cls(partial(runtime, **arguments), config)
+        model = cls(open_runtime(**arguments), config)
         if target not in (None, model.runtime.target):
             logger.warning(f"target={target!r} has no effect on the graphs in {root}")
         model._temporary = temporary
@@ -190,12 +188,7 @@ class ORTModel(PushToHubMixin):
 
     def __getstate__(self) -> dict[str, Any]:
         # sentence-transformers sets `_save_pretrained` to a local function, which no pickle holds
-        left_out = ("runtime", "_save_pretrained")
-        return {name: value for name, value in vars(self).items() if name not in left_out}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, runtime=state["open_runtime"]())
-        self._check_class()
+        return {name: value for name, value in vars(self).items() if name != "_save_pretrained"}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)

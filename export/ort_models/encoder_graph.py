@@ -58,6 +58,11 @@ class EncoderGraph:
         self.output_names = [value.name for value in self.session.inner.get_outputs()]
         self._check()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how pickle and `copy` open the graph again, as a `Runtime` does."""
+        arguments = self.info.directory, self.path, self.config, self.threads, self.device
+        return type(self), arguments
+
     def _check(self) -> None:
         if unknown := sorted(self.inputs.keys() - INPUTS):
             raise ValueError(

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from ..inference.export_info import MANIFEST, ExportInfo, file_facts, is_rewritable
-from ..shared.files import json_object, write_json
+from ..shared.files import TOKEN_HEADS, json_object, write_json
 
-# configs and their code, tokenizers and modules of sentence-transformers, beside weights or graphs
-COMPANION_FILES = ("*.json", "*.py", "*.txt", "*.jinja", "*.model", "*.spm", "*.bpe", "[0-9]_*/*")
+# configs and their code, tokenizers, modules of sentence-transformers and heads of BGE-M3, beside
+# weights or graphs
+COMPANION_FILES: tuple[str, ...] = ("*.json", "*.py", "*.txt", "*.jinja", "*.model", "*.spm")
+COMPANION_FILES += ("*.bpe", "[0-9]_*/*", *(f"{head}.*" for head in TOKEN_HEADS))
 
 
 def save(info: ExportInfo, directory: Path, changes: Mapping[str, dict[str, Any]]) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..engine.model import CANDIDATES, OnnxModel, find_target, main_roles
 from ..errors import RequestError
+from ..heads import EMBED, HEADS
 from ..inference.export_info import ExportInfo
 from ..runtime import Runtime
 from ..specs import alignment
@@ -29,13 +30,14 @@ from .compare import (
 from .kernels import Kernels, count_copies, describe_kernels
 from .outcome import (
     alignment_weights,
+    head_vectors,
     outcome,
     run_together,
     searches,
     served_outputs,
     served_sequences,
 )
-from .reference import TORCH, Arrays, Reference, manifest_facts, sample
+from .reference import FILE, TORCH, Arrays, Reference, manifest_facts, sample
 
 # errors of a check, after which the others still run; the last are of a manifest that lacks fields
 FAILURES = (ValueError, OSError, RuntimeError, RequestError, LookupError, TypeError)
@@ -104,15 +106,17 @@ class Subject:
         return SAME_BITS if has_row_scales else self.tolerance
 
     @property
-    def checks(self) -> dict[str, Callable[[], Report]]:
+    def checks(self) -> dict[str, Callable[[], Report | Comparison]]:
         """The checks of what the graphs compute, by name."""
-        checks = {"outputs": self.check_outputs}
+        checks: dict[str, Callable[[], Report | Comparison]] = {"outputs": self.check_outputs}
         if self.is_recorded:
             checks["recorded outputs"] = self.check_recorded
         if self.model.info.generates:
             checks |= {"greedy search": self.check_greedy, "beam search": self.check_beams}
         if CANDIDATES in self.model.info.specs:
             checks["best tokens"] = self.check_candidates
+        if EMBED in HEADS[self.model.info.architecture].tasks:
+            checks["vectors"] = self.check_vectors
         if alignment.ROLE in self.model.info.specs:
             checks["alignment"] = self.check_alignment
         if self.model.info.step:  # which has a graph of its own
@@ -173,6 +177,17 @@ class Subject:
         report, name = Report(self.expected_tolerance), alignment.OUTPUT
         weights = sample(alignment_weights(self.model, self.reference)[name])
         report.compare(name, weights, self.expected[name], np.ones(len(weights), bool))
+        return report
+
+    def check_vectors(self) -> Report | Comparison:
+        """Compare what the heads beside the graph make of fixed states with what they make with the
+        weights that torch read in the checkpoint. Both are in float32, whatever the dtype is."""
+        info, expected, report = self.model.info, self.reference.results[TORCH], Report()
+        for name, values in head_vectors(info, info.manifest, info.config["hidden_size"]).items():
+            if name not in expected:
+                return Comparison(True, f"no {name} in {FILE}", "one: export again", is_weak=True)
+            pair = np.stack([values, expected[name]]) / (np.abs(expected[name]).max() or 1)
+            report.compare(name, pair[:1], pair[1:], np.ones(1, bool))
         return report
 
     # ----------------------------------------------------------------------------- repeated runs

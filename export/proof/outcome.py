@@ -1,7 +1,7 @@
 """The results of an export for the inputs of a proof, under the names of `torch`."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
@@ -15,13 +15,17 @@ from ..engine.inputs import Generated, GenerationInput, encoder_feeds
 from ..engine.limits import Admission
 from ..engine.loop import Engine
 from ..engine.model import OnnxModel
+from ..heads import EMBED, EMBED_MULTI_VECTOR, HEADS
 from ..inference.inputs import pad_sequences
 from ..specs import alignment
+from ..text.sentence_modules import Files, read_modules
+from ..text.token_heads import read_token_heads
 from .compare import error_scale, relative_margins
 from .reference import Arrays, Reference, compared_outputs, decoder_ids
 
 BEAMS = 3
 REQUESTS = 8  # at a time
+STATES = 3  # tokens of the text that heads embed
 
 
 def outcome(model: OnnxModel, case: Reference, steps: Sequence[int] = ()) -> Arrays:
@@ -116,6 +120,25 @@ def alignment_weights(model: OnnxModel, case: Reference) -> Arrays:
     source = case.inputs["input_ids"], case.inputs["attention_mask"]
     targets = decoder_ids(case.inputs["start"], case.inputs["tokens"])
     return {alignment.OUTPUT: cross_attentions(model, encoded(model, *source), targets)}
+
+
+def head_vectors(files: Files, manifest: Mapping[str, Any], hidden_size: int) -> Arrays:
+    """Return what the heads of text embeddings, which the runtime applies itself, make of fixed
+    states of `hidden_size` values, by name. A model that embeds no texts has none.
+
+    `manifest` has the architecture and the sentence modules, and `files` the weights. The arrays
+    have one axis, so that `sample` leaves no value out. Raises ValueError for modules and weights
+    that the runtime cannot follow.
+    """
+    tasks, results = HEADS[manifest["architecture"]].tasks, {}
+    states = np.cos(np.arange(STATES * hidden_size)).reshape(STATES, -1).astype(np.float32)
+    if EMBED in tasks:
+        modules = read_modules(manifest.get("sentence_modules") or [], files, hidden_size)
+        results["vector"] = modules.embedding(states, prompt_length=1)
+    if EMBED_MULTI_VECTOR in tasks:
+        heads = read_token_heads(files, hidden_size)
+        results |= {"token_weights": heads.weights(states), "token_vectors": heads.vectors(states)}
+    return {name: values.ravel() for name, values in results.items()}
 
 
 def greedy_margins(logits: np.ndarray, greedy: np.ndarray, reference: Reference) -> np.ndarray:

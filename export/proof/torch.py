@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save
 from torch import nn
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
@@ -13,6 +15,7 @@ from ..engine.alignments import recorded_heads
 from ..graphs.encoder_attention import block_size, min_block_length
 from ..heads import SPARSE_EMBEDDING
 from ..inference.export_info import ExportInfo
+from ..shared.files import PICKLE, PICKLED_HEAD, WEIGHTS
 from ..specs import alignment
 from .compare import Report, Tolerance, clear_lengths, expected_tolerance
 from .outcome import BEAMS, greedy_margins, token_facts
@@ -246,6 +249,25 @@ def rounding(
             model.float()
         report.compare_all(title, case.results[TORCH], exact, case.real_values(info))
     return Tolerance(report.max_error, report.mean_error)
+
+
+class TorchFiles(NamedTuple):
+    """The weights of heads in the checkpoint `directory`, as torch reads them: `Files` for
+    `outcome.head_vectors`."""
+
+    directory: Path
+
+    def read(self, name: str) -> bytes | None:
+        """Return the weights `name`, or those of a pickle in its place, as a safetensors file in
+        float32. Return None without either."""
+        pickle = name.replace(WEIGHTS, PICKLE).replace(".safetensors", PICKLED_HEAD)
+        paths = [self.directory / name, self.directory / pickle]
+        path = next((path for path in paths if path.is_file()), None)
+        if path is None:
+            return None
+        is_pickle = path == paths[1]
+        tensors = torch.load(path, "cpu", weights_only=True) if is_pickle else load_file(path)
+        return save({key: tensor.float().contiguous() for key, tensor in tensors.items()})
 
 
 # ----------------------------------------------------------------------------------- shortlists

@@ -49,8 +49,9 @@ def verify(
     step and at later ones, with torch reading the whole sequence at once, without a cache.
 
     Then the export is compared with its reference, which `certify` reads too: longer rows, greedy
-    and beam search, requests in the batches of `serve`, and manifest.json. An export without one,
-    written where torch was not installed, is compared with a new one.
+    and beam search, requests in the batches of `serve`, the heads of text embeddings, and
+    manifest.json. An export without one, written where torch was not installed, is compared with a
+    new one, which lacks the heads.
 
     Errors may be those of `TOLERANCES` for the dtype. In fp32 they may also be 4 times those of
     torch's own float32 against its float64, but not more than in fp16. `seed` is that of the random

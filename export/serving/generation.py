@@ -12,8 +12,9 @@ from ..engine.limits import Admission
 from ..errors import TooLong
 from ..inference.options import Options
 from ..text.languages import Direction
-from ..text.tasks.alignment import Aligning, Translation
-from ..text.tasks.translation import Plan, TextOptions, join_results, make_plan, tokenize
+from ..text.tasks.alignment import Aligning, Translation, unknown_token
+from ..text.tasks.segments import TextOptions
+from ..text.tasks.translation import Plan, join_results, make_plan, tokenize
 from ..text_runtime import TextRuntime
 from .models import ServedModel
 
@@ -105,8 +106,11 @@ def plan_job(
     fitting = fit_slot(plan.options[0], model.admission)  # of all texts: they have one language
     rows = tokenize(model.runtime, plan)
     admit = model.admission.admit
+    unknown = unknown_token(model.runtime, plan.aligning.replace_unknowns)
     inputs = [
-        dataclasses.replace(admit(row, fitting, place=place), is_aligned=is_aligned)
+        dataclasses.replace(
+            admit(row, fitting, place=place), is_aligned=is_aligned, unknown_token=unknown
+        )
         for row, place, is_aligned in zip(rows, plan.places, plan.are_aligned, strict=True)
     ]
     return TranslationJob(model.runtime, plan, inputs, len(direction.add_word("")))
@@ -142,7 +146,8 @@ async def continue_texts(
     def admit() -> list[GenerationInput]:
         rows, checked = model.runtime.checked_rows(texts, src_lang, tgt_lang, options)
         admitted = model.admission.admit_all(rows, checked)
-        return [dataclasses.replace(row, is_aligned=replace_unknowns) for row in admitted]
+        unknown = unknown_token(model.runtime, replace_unknowns)
+        return [dataclasses.replace(row, unknown_token=unknown) for row in admitted]
 
     inputs = await call_off_loop(size, admit)
     answers = await model.client.generate(inputs)

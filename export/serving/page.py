@@ -18,7 +18,7 @@ from ..errors import RequestError
 from ..heads import GENERATE, IMAGE, TRANSLATE, find_task
 from ..specs.alignment import ROLE as ALIGNMENT
 from ..text.tasks.alignment import Aligning
-from ..text.tasks.translation import TextOptions, join_parts
+from ..text.tasks.segments import TextOptions, join_parts
 from .generation import TranslationJob, call_off_loop, plan_job
 from .models import Ability, ServedModel
 from .protocols.protocol import Protocol, choose_model, name_in_path, served_models

@@ -11,22 +11,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ..shared.options import Kind, is_int64
+from ..shared.options import Kind, is_float32, is_int64, is_list
 
 SIZE = Kind("an integer of at least 1", lambda value: is_int64(value) and value >= 1)
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
-NUMBER = Kind(
-    "a number",
-    lambda value: (
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    ),
-)
+NUMBER = Kind("a number", is_float32)
 NUMBERS = Kind(
     "a number or a list of numbers",
-    lambda value: (
-        NUMBER.holds(value)
-        or (isinstance(value, list) and bool(value) and all(map(NUMBER.holds, value)))
-    ),
+    lambda value: is_float32(value) or (bool(value) and is_list(value, is_float32)),
 )
 SIZES = (
     ("height", "width"),
@@ -42,14 +34,14 @@ TYPES: dict[str, dict[str, Any]] = {
     "ViTImageProcessor": {"size": 224, "resample": 2},
     "DeiTImageProcessor": {"size": 256, "resample": 3, "do_center_crop": True, "crop_size": 224},
     "BitImageProcessor": {  # DINOv2's
-        **{
-            "size": 224,
-            "default_to_square": False,
-            "resample": 3,
-            "do_center_crop": True,
-            "crop_size": 224,
-        },
-        **{"do_convert_rgb": True, "image_mean": CLIP_MEAN, "image_std": CLIP_STD},
+        "size": 224,
+        "default_to_square": False,
+        "resample": 3,
+        "do_center_crop": True,
+        "crop_size": 224,
+        "do_convert_rgb": True,
+        "image_mean": CLIP_MEAN,
+        "image_std": CLIP_STD,
     },
 }
 DEFAULTS: dict[str, Any] = {
@@ -66,17 +58,7 @@ DEFAULTS: dict[str, Any] = {
     "input_data_format": None,
 }
 KINDS = {
-    **dict.fromkeys(
-        (
-            "do_convert_rgb",
-            "do_resize",
-            "default_to_square",
-            "do_center_crop",
-            "do_rescale",
-            "do_normalize",
-        ),
-        FLAG,
-    ),
+    **{name: FLAG for name, default in DEFAULTS.items() if isinstance(default, bool)},
     "resample": Kind(
         "one of Pillow's filters, 0 to 5", lambda value: is_int64(value) and 0 <= value <= 5
     ),
@@ -87,15 +69,16 @@ KINDS = {
 }
 # settings that do not change pixels
 UNUSED = (
-    *(
-        "image_processor_type",
-        "feature_extractor_type",
-        "processor_class",
-        "model_input_names",
-        "data_format",
-        "device",
-    ),
-    *("return_tensors", "disable_grouping", "image_seq_length", "pad_size"),
+    "image_processor_type",
+    "feature_extractor_type",
+    "processor_class",
+    "model_input_names",
+    "data_format",
+    "device",
+    "return_tensors",
+    "disable_grouping",
+    "image_seq_length",
+    "pad_size",
 )
 
 

@@ -12,13 +12,15 @@ from typing import Any, NamedTuple
 from ..errors import UsageError, did_you_mean, nearest
 from ..heads import TRANSLATE, has_task
 from ..inference.export_info import CARD, MANIFEST, ExportInfo
+from ..inference.options import Options, special_token
+from ..shared.files import card_metadata
+from ..shared.options import as_list
 from .language_names import NAMES, shorten_codes
 
 LANGUAGE_WORD = re.compile(r">>[^\s<>]*<<")  # Marian's word for a language, at the start of a text
 
 Pair = tuple[str, str]  # the codes of a source and of a target
 
-FRONT_MATTER = re.compile(r"^---\n(.*?)^---$", re.DOTALL | re.MULTILINE)
 # aliases of LibreTranslate, for models without these codes
 ALIASES = {"zh": "zh-hans", "zt": "zh-hant", "pb": "pt-br"}
 
@@ -29,9 +31,9 @@ Choice = str | list[str] | None  # one language for all texts, or a list with on
 class Languages:
     """The languages of a tokenizer. `tokens` are ids by name, `source` is the source language that
     tokenizer.json sets. `before` and `after` are the ids around a text, with `None` for the
-    language. `target` is the generation option that selects the target language. Some models have
-    `words` instead, which a text begins with. All fields are empty for a model without
-    languages."""
+    language. `target` is the generation option that selects the target language, and `default` the
+    id that it has in generation_config.json, or None. Some models have `words` instead, which a
+    text begins with. All fields are empty for a model without languages."""
 
     tokens: dict[str, int] = field(default_factory=dict)
     source: str | None = None
@@ -39,6 +41,7 @@ class Languages:
     after: list[int | None] = field(default_factory=list)
     target: str = ""
     words: list[str] = field(default_factory=list)
+    default: int | None = None
 
     def rows(self, rows: list[list[int]], src_lang: Choice) -> list[list[int]]:
         """Return the token ids `rows`, each with the special tokens of its source language before
@@ -95,12 +98,12 @@ class Languages:
         return [self.tokens[language] for language in names]
 
     def target_options(
-        self, tgt_lang: Choice, count: int, options: dict[str, Any], default: int | None
+        self, tgt_lang: Choice, count: int, options: dict[str, Any]
     ) -> list[dict[str, Any]]:
         """Return the generation options that select the target language of each of `count` texts.
 
-        Without `tgt_lang`, generation_config.json selects the language: `default` is its token id,
-        or None. `options` are the other options of generation.
+        `tgt_lang` is one language for all texts, a list with one for each, or None for `default`.
+        `options` are the other options of generation.
 
         Raises:
             UsageError: if a multilingual model has no target language, if both `tgt_lang` and
@@ -108,7 +111,8 @@ class Languages:
                 languages than texts.
         """
         if tgt_lang is None:
-            if self.tokens and self.target not in options and default not in self.tokens.values():
+            is_known = self.target in options or self.default in self.tokens.values()
+            if self.tokens and not is_known:
                 raise UsageError(
                     f"tgt_lang is None, expected one of {some(self.tokens)}: "
                     f"generation_config.json has no target language"
@@ -122,6 +126,13 @@ class Languages:
             )
         others = {"forced_bos_token_id": None} if self.target == "decoder_start_token_id" else {}
         return [{**others, self.target: id} for id in ids]
+
+    def first_tokens(self, options: Options) -> list[int]:
+        """Return [id] of the language token after the start token, if the model generates one
+        there, else []."""
+        is_first = self.target == "forced_bos_token_id"
+        language = options.forced_bos_token_id if is_first else None
+        return [] if language is None else [language]
 
     def word_end(self, text: str) -> int:
         """Return where the language word at the start of `text` ends, 0 without one."""
@@ -145,8 +156,11 @@ def read_languages(info: ExportInfo) -> Languages:
     """Return the languages from the manifest of `info`. Raises ValueError if they have unknown
     fields."""
     fields = info.manifest.get("languages") or {}
+    target = fields.get("target") or ""
+    config = info.config if target == "decoder_start_token_id" else {}
+    default = special_token(target, info.defaults, config) if target else None
     try:
-        return Languages(**fields)
+        return Languages(**fields, default=default)
     except TypeError as error:
         raise ValueError(
             f"{info.directory / MANIFEST} has languages {reprlib.repr(fields)}: {error}: "
@@ -276,15 +290,12 @@ def model_languages(
         )
     if languages.tokens:
         return [(source, target) for source in names for target in names if source != target]
-    card = front_matter(info)
-    spoken = read_list(card, "language")
+    card = card_metadata(info.directory / CARD)
+    spoken, bases = ([*map(str, as_list(card.get(name)))] for name in ("language", "base_model"))
     if languages.words:
         sources = [code for code in spoken if code not in names]
         return [(source, target) for source in sources for target in names]
-    parts = re.split(
-        r"[^a-zA-Z]+",
-        " ".join([*read_list(card, "base_model"), info.directory.name]),
-    )
+    parts = re.split("[^a-zA-Z]+", " ".join([*bases, info.directory.name]))
     candidates = {
         pair for pair in zip(parts, parts[1:]) if pair[0] != pair[1] and set(pair) <= set(spoken)
     }
@@ -356,26 +367,3 @@ def language_name(code: str) -> str:
     name is unknown."""
     stem, *rest = code.split("-", 1)
     return " ".join([NAMES[stem], *(f"({part})" for part in rest)]) if stem in NAMES else code
-
-
-def front_matter(info: ExportInfo) -> str:
-    """Return the YAML metadata at the top of README.md in an export, or an empty string without
-    any."""
-    try:
-        match = FRONT_MATTER.match(
-            (info.directory / CARD).read_text(encoding="utf-8", errors="replace")
-        )
-    except OSError:
-        return ""
-    return match[1] if match else ""
-
-
-def read_list(front_matter: str, name: str) -> list[str]:
-    """Return the strings of the field `name` in the YAML text `front_matter`; an empty list without
-    the field.
-
-    The field may be one value, a list `[one, two]`, or lines that begin with `- `. Values have no
-    spaces, and each line ends with a line feed.
-    """
-    match = re.search(rf"^{name}:(.*\n(?:[ \t]*- .*\n)*)", front_matter, re.MULTILINE)
-    return re.findall(r"[^\s\[\],\"'-][^\s\[\],\"']*", match[1]) if match else []

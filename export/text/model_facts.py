@@ -11,7 +11,7 @@ from ..inference.config import VISION
 from ..inference.cpu_quota import cpu_quota
 from ..inference.export_info import IMAGE_PROCESSOR, MANIFEST, TOKENIZERS, ExportInfo
 from .sentence_modules import read_poolings
-from .tasks.classification import activation_name, label_problems
+from .tasks.classification import default_scoring, label_problems
 from .tasks.embedding import max_length, pooling_problems, text_problems
 
 LABELED = {CLASSIFY, CLASSIFY_IMAGES, TAG}  # tasks whose results have names of labels
@@ -28,8 +28,8 @@ def model_facts(
     dtype, calibration (the numbers `matmuls` and `row_scales`, those with a scale for each row, or
     None), rows_are_independent, threads, cpu_quota, changed_files and warnings. Models of texts
     have max_position_embeddings and token_types (whether the graph reads them) too. Models that
-    embed texts add `embedding_facts`, `sparse_facts` or both, classifiers `label_facts`, and models
-    that name labels `labels`.
+    embed texts add `embedding_facts`, `sparse_facts` or both, classifiers problem_type and
+    activation (of scores), and models that name labels `labels`.
     """
     target, tasks = find_target(info), HEADS[info.architecture].tasks
     facts = {
@@ -56,7 +56,9 @@ def model_facts(
         facts |= embedding_facts(info)
         warnings += pooling_problems(info)
     if CLASSIFY in tasks or CLASSIFY_IMAGES in tasks:
-        facts |= label_facts(info)
+        facts["problem_type"] = info.config.get("problem_type")
+        settings = info.directory, info.config, info.sentence_settings
+        facts["activation"], _ = default_scoring(*settings)
     if "id2label" in info.config and not LABELED.isdisjoint(tasks):
         facts["labels"] = list(info.config["id2label"].values())
         warnings += label_problems(info)
@@ -161,8 +163,3 @@ def prompt_facts(info: ExportInfo) -> dict[str, Any]:
         "prompts": list(settings.prompts),
         "default_prompt_name": settings.default_prompt_name,
     }
-
-
-def label_facts(info: ExportInfo) -> dict[str, Any]:
-    """Return the facts of a classifier: problem_type and activation (of its scores)."""
-    return {"problem_type": info.config.get("problem_type"), "activation": activation_name(info)}

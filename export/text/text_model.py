@@ -2,15 +2,14 @@
 runs. `TextRuntime` implements them."""
 
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from ..engine.inputs import Generated
 from ..inference.export_info import ExportInfo
-from ..inference.options import Options
 from .detokenizer import Detokenizer
 from .languages import Choice, Languages
 from .sentence_modules import SentenceModules
@@ -77,19 +76,5 @@ class Translator(TextModel, Protocol):
     def encodings(self, texts: list[str], special_tokens: bool) -> Iterator[Encoding]:
         """Yield the encodings of `texts`, with or without special tokens."""
 
-    def target_options(
-        self, tgt_lang: Choice, count: int, options: dict[str, Any]
-    ) -> list[dict[str, Any]]:
-        """Return the generation options that select the target language of each of `count`
-        texts."""
-
-    def generate_rows(
-        self,
-        rows: list[list[int]],
-        prefixes: list[list[int]],
-        options: Sequence[Options],
-        *,
-        seeds: Sequence[int] | None = None,
-        is_aligned: bool | Sequence[bool] = False,
-    ) -> list[Generated]:
-        """Return the result of each of `rows`."""
+    def batch(self, rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+        """Return ids and mask (B, S) of `rows`, padded on the right."""

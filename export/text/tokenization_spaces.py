@@ -6,19 +6,9 @@ from typing import Any
 
 from .detokenizer import Detokenizer
 
-# in the order of transformers, because later replacements apply to the result of earlier ones
-REPLACEMENTS = {
-    " .": ".",
-    " ?": "?",
-    " !": "!",
-    " ,": ",",
-    " ' ": "'",
-    " n't": "n't",
-    " 'm": "'m",
-    " 's": "'s",
-    " 've": "'ve",
-}
-REPLACEMENTS |= {" 're": "'re"}
+# which lose the spaces around them, in the order of transformers, because later ones apply to the
+# result of earlier ones
+SPACED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 # end of a text that may become the start of a replacement when more text follows; mostly empty
 OPEN_END = re.compile(r"(?:(?: n| )? ')*(?: n| )?(?: (?:n'?|'?[vr]?))?$")
 # tokenizers that transformers implements in Python; all others keep the spaces of BPE
@@ -40,8 +30,8 @@ def cleans_up(config: dict[str, Any], model_type: str) -> bool:
 def clean_up(text: str) -> str:
     """Return `text` without the spaces that transformers removes, such as those before punctuation
     marks."""
-    for spaced, cleaned in REPLACEMENTS.items():
-        text = text.replace(spaced, cleaned)
+    for spaced in SPACED:
+        text = text.replace(spaced, spaced.strip())
     return text
 
 

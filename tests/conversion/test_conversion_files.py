@@ -20,7 +20,13 @@ from families import assert_exact, compute_outputs, make_arguments, random_confi
 from messages import check_message, raises
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast, pipeline
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    BertTokenizer,
+    PreTrainedTokenizerFast,
+    pipeline,
+)
 
 import vanilla_transformer
 from vanilla_transformer.conversion import convert, plan_conversion
@@ -28,6 +34,8 @@ from vanilla_transformer.conversion.registry import FAMILIES
 from vanilla_transformer.conversion.rejected import ANY, REJECTED
 from vanilla_transformer_export import TextRuntime, export
 from vanilla_transformer_export.cli.main import main
+
+SPECIAL_TOKENS = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}
 
 
 @pytest.fixture
@@ -336,6 +344,32 @@ def test_unsupported_config_value_raises_with_field_name(family, architecture, f
     with raises(ValueError, seen=(name, value)):
         convert(directory, tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
+
+
+def test_gpt2_whose_tokenizer_gives_it_token_types_is_rejected(tmp_path):
+    """GPT-2 adds the embeddings of the tokens 0 and 1 for them, which no text shows: a BERT
+    tokenizer changes all states. `generate` passes no token types."""
+    directory, model = save_checkpoint("GPT2Model", "gpt2", tmp_path)
+    size = model.config.vocab_size
+    tokenizer = BertTokenizer({**SPECIAL_TOKENS, **{f"w{id}": id for id in range(5, size)}})
+    tokenizer.save_pretrained(directory)
+    inputs = AutoTokenizer.from_pretrained(directory)("w7 w9", return_tensors="pt")
+    with torch.no_grad():
+        states = [model(**inputs), model(inputs["input_ids"])]
+    assert (states[0][0] - states[1][0]).abs().max() > 0.01
+    with raises(ValueError, seen=(directory, "token_type_ids"), expected="model_input_names"):
+        convert(directory, tmp_path / "ours")
+    with raises(ValueError, seen="token_type_ids", expected="model_input_names"):
+        export(directory, tmp_path / "export")
+    edit_json(directory / "tokenizer_config.json", model_input_names=["input_ids"])
+    assert_converts(directory, model, tmp_path)
+    inputs = ["input_ids", "token_type_ids"]
+    edit_json(tmp_path / "ours" / "tokenizer_config.json", model_input_names=inputs)
+    with raises(ValueError, seen="token_type_ids", expected="model_input_names"):
+        convert(tmp_path / "ours", tmp_path / "back", to="gpt2")
+    random_model("GPT2LMHeadModel", model.config).save_pretrained(tmp_path / "lm")
+    tokenizer.save_pretrained(tmp_path / "lm")
+    convert(tmp_path / "lm", tmp_path / "our-lm")
 
 
 def test_odd_width_with_sinusoidal_positions_raises(tmp_path):

@@ -21,9 +21,9 @@ from vanilla_transformer.checkpoint import save_tokenizer
 from vanilla_transformer.training.tokenizer import train_tokenizer
 from vanilla_transformer_export import export
 from vanilla_transformer_export.exporting.repository_files import (
+    adapt_tokenizer,
     base_name,
     client_config,
-    give_token_types,
     unread_by_genai,
 )
 from vanilla_transformer_export.graphs import saving
@@ -172,7 +172,7 @@ def test_tokenizer_class_with_token_types_keeps_transformers_ids(kind, name, tmp
         json.dumps({**config, "tokenizer_class": name})
     )
     (tmp_path / "out/config.json").write_text('{"model_type": "bert"}')
-    give_token_types(tmp_path / "out/tokenizer_config.json")
+    adapt_tokenizer(tmp_path / "out", has_types=True, is_decoder=False)
     actual = read_json(tmp_path / "out/tokenizer_config.json")
     assert actual["tokenizer_class"] in TYPED
     assert {**actual, "tokenizer_class": None} == {**config, "tokenizer_class": None}
@@ -191,7 +191,7 @@ def test_tokenizer_class_with_token_types_keeps_transformers_ids(kind, name, tmp
 @pytest.mark.parametrize("name", ["BertTokenizer", "RobertaTokenizer", "XLMRobertaTokenizer"])
 def test_family_tokenizer_class_is_kept(tmp_path, name):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
-    give_token_types(tmp_path / "tokenizer_config.json")
+    adapt_tokenizer(tmp_path, has_types=True, is_decoder=False)
     assert read_json(tmp_path / "tokenizer_config.json") == {"tokenizer_class": name}
 
 
@@ -360,7 +360,7 @@ def test_unread_by_genai_returns_reason_for_unsupported_tokenizers():
 def test_card_names_base_model_and_keeps_license(unchecked, tmp_path):
     translator(tmp_path / "my-model")
     terms = (
-        "license: other\nlicense_name: of-multi30k\nlanguage: [en, de]\npipeline_tag: "
+        "license: other\nlicense_name: of-multi30k\nlanguage: [en, no]\npipeline_tag: "
         "translation\nmodel-index: []\n"
     )
     (tmp_path / "my-model/README.md").write_text(f"---\n{terms}---\n# Mine\n")
@@ -368,7 +368,7 @@ def test_card_names_base_model_and_keeps_license(unchecked, tmp_path):
     card = ModelCard.load(tmp_path / "out/README.md")
     assert card.data.to_dict() == {
         "base_model": "my-model",
-        "language": ["en", "de"],
+        "language": ["en", "no"],  # Norwegian, which is no boolean
         "library_name": "transformers.js",
         "license": "other",
         "license_name": "of-multi30k",

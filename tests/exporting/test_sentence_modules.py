@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from checkpoints import edit_json
+from checkpoints import edit_json, seal
 from families import random_config, random_model
 from messages import check_message, raises
 from safetensors.torch import load_file, save_file
@@ -24,9 +24,10 @@ from sentence_transformers.sentence_transformer.modules import (
 from vanilla_transformer.conversion import convert, plan_conversion
 from vanilla_transformer.training.averaging import average
 from vanilla_transformer.training.tokenizer import train_tokenizer
-from vanilla_transformer_export import Runtime, export
+from vanilla_transformer_export import Runtime, export, load_checkpoint, verify
 from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.inference.inputs import pad_sequences
+from vanilla_transformer_export.proof.certify import certify
 
 TEXTS = [
     "the old man sees a red house",
@@ -251,6 +252,46 @@ def test_export_lists_and_copies_sentence_modules(base, pooling, tmp_path):
     ]
     result = embed_by_manifest(tmp_path / "onnx", *pad_sequences(encoded, 0))
     np.testing.assert_allclose(result, model.encode(TEXTS), rtol=1e-4, atol=1e-5)
+
+
+def change_weight(directory):
+    path = directory / "2_Dense" / "model.safetensors"
+    weights = load_file(path)
+    weights["linear.weight"][-1, 2] += 0.01
+    save_file(weights, path)
+
+
+def change_manifest(directory, number, **fields):
+    modules = json.loads((directory / "manifest.json").read_text())["sentence_modules"]
+    modules[number] |= fields
+    edit_json(directory / "manifest.json", sentence_modules=modules)
+
+
+FAULTS = {
+    "weight": change_weight,
+    "activation": lambda directory: change_manifest(
+        directory, 1, activation_function="torch.nn.Identity"
+    ),
+    "pooling": lambda directory: change_manifest(directory, 0, pooling_mode="max"),
+}
+
+
+def test_fault_of_a_module_is_found(base, tmp_path):
+    """The graph is right, and so are the hashes."""
+    embedder(base()).save(str(tmp_path / "theirs"))
+    weights = tmp_path / "theirs" / "2_Dense" / "model.safetensors"
+    torch.save(load_file(weights), weights.with_name("pytorch_model.bin"))
+    weights.unlink()
+    export(tmp_path / "theirs", tmp_path / "onnx", target="cpu", dtype="int8", cases=1)
+    model = load_checkpoint(tmp_path / "theirs")
+    assert verify(tmp_path / "onnx", model, cases=1).failures == []
+    for name, fault in FAULTS.items():
+        directory = shutil.copytree(tmp_path / "onnx", tmp_path / name)
+        fault(directory)
+        seal(directory)
+        assert [one.name for one in certify(directory, threads=1).failures] == ["vectors"]
+        [failure] = verify(directory, model, cases=1).failures
+        check_message(failure, seen="vectors", expected="5e-05")
 
 
 def test_export_of_checkpoint_without_modules_lists_none(base, tmp_path):

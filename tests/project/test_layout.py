@@ -30,13 +30,13 @@ ALLOWED = {
     "text": "errors heads specs inference engine",
     "text_runtime": "errors heads specs inference engine runtime text image_runtime",
     "image_runtime": "errors heads specs inference runtime text",
-    "attention_maps": "errors inference engine text_runtime",
+    "attention_maps": "errors inference engine text text_runtime",
     "files": "errors heads specs inference runtime text text_runtime image_runtime",
     "serving": "errors arguments heads specs inference engine text runtime "
     "text_runtime image_runtime",
     # needs torch and transformers, so no other folder imports it
     "ort_models": "errors exporting heads inference runtime specs targets",
-    "proof": "errors heads specs inference graphs engine runtime",
+    "proof": "errors heads specs inference graphs engine runtime text",
     "exporting": "errors arguments heads specs inference graphs one_graph targets engine runtime "
     "text text_runtime proof",
 }

@@ -35,7 +35,7 @@ from vanilla_transformer_export.text.languages import (
     model_languages,
     sentence_languages,
 )
-from vanilla_transformer_export.text.tasks.translation import TextOptions, split_text
+from vanilla_transformer_export.text.tasks.segments import TextOptions, split_text
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
 SLOTS = 8

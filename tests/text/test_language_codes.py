@@ -114,6 +114,7 @@ def card(*lines, name="x"):
     [
         (card("language: [de, en]", name="me/opus-mt-de-en"), [("de", "en")]),
         (card("language:", "  - 'no'", '  - "en"', name="x-en-no"), [("en", "no")]),
+        (card("language: [no, en]", name="x-en-no"), [("en", "no")]),
         (card("language: en", name="x-en-de"), []),
         (card("language: [en, de]"), []),  # the source is not known
         (card("language: [en, de]", name="x-en-de-en"), []),

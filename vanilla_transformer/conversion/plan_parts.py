@@ -1,7 +1,7 @@
 """Parts of the plans of both directions: the opened source, its config, and its other files."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -209,7 +209,24 @@ def attach_other_files(plan: ConversionPlan, source: Source) -> ConversionPlan:
         with readers_errors(path / GENERATION_CONFIG):
             plan.generation_config.validate(strict=True)
     plan.tokenizer = find_tokenizer(path)
+    if plan.tokenizer and not plan.model.can_generate():
+        types = source.content["model_type"], plan.model.config.model_type
+        check_token_types(source, types, plan.tokenizer.tokenizer.model_input_names)
     return plan
+
+
+def check_token_types(source: Source, model_types: Iterable[str], inputs: Iterable[str]) -> None:
+    """Raise ValueError if the tokenizer gives a GPT-2 token types among its `inputs`: it adds the
+    embeddings of the tokens 0 and 1 for them, where other models ignore them or have a table.
+
+    `model_types` are those of `source` and of what it becomes. `generate` passes no token types.
+    """
+    if "gpt2" in model_types and "token_type_ids" in inputs:
+        raise ValueError(
+            f"{source} has a tokenizer that returns token_type_ids, for which GPT-2 adds the "
+            "embeddings of the tokens 0 and 1: expected model_input_names without it in "
+            "tokenizer_config.json"
+        )
 
 
 def omitted_files(source: Source) -> list[str]:

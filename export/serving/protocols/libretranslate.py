@@ -12,7 +12,7 @@ from ...errors import RequestError, nearest
 from ...heads import TRANSLATE
 from ...text.languages import Direction, language_name
 from ...text.tasks.alignment import Aligning
-from ...text.tasks.translation import HTML, TextOptions
+from ...text.tasks.segments import HTML, TextOptions
 from ..generation import MAX_KEPT, call_off_loop, translate
 from ..models import Ability, ServedModel
 from .protocol import (

@@ -436,5 +436,5 @@ def token_id_inputs(
     check_contiguous(mask, "attention_mask")
     check_no_empty_rows(mask)
     rows = [row_ids[ones == 1].tolist() for row_ids, ones in zip(ids, mask, strict=True)]
-    targets = model.runtime.target_options(tgt_lang, len(rows), options)
+    targets = model.runtime.languages.target_options(tgt_lang, len(rows), options)
     return model.admission.admit_all(rows, with_targets(model.runtime.info, checked, targets))

@@ -16,8 +16,8 @@ from ...shared.options import without_none
 from ...text.checks import check_flags, check_texts
 from ...text.languages import Direction
 from ...text.tasks.alignment import Aligning, Translation
+from ...text.tasks.segments import TextOptions
 from ...text.tasks.task import are_objects, pipeline_call, read_inputs
-from ...text.tasks.translation import TextOptions
 from ..generation import MAX_KEPT, continue_texts, translate
 from ..models import Ability, ServedModel
 from ..streams import to_json

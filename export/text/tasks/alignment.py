@@ -20,16 +20,18 @@ class Aligning(NamedTuple):
     return_alignments: bool = False
     replace_unknowns: bool = False
 
-    @property
-    def is_needed(self) -> bool:
-        return self.return_alignments or self.replace_unknowns
-
     def check(self, info: ExportInfo) -> None:
         """Raise UsageError if a value is not a boolean, and ValueError if an export cannot align
         words."""
         check_flags(**self._asdict())
-        if self.is_needed:
+        if any(self):
             info.check_alignment()
+
+
+def unknown_token(runtime: Translator, replace_unknowns: bool) -> int | None:
+    """Return the token whose words are replaced, or None if none are. Sequences without it need no
+    alignment."""
+    return runtime.tokenizer_settings.special_tokens["unk_token"] if replace_unknowns else None
 
 
 class Translation(NamedTuple):
@@ -81,10 +83,8 @@ def align_sentences(
     With `replace_unknowns` the words of a translation with the unknown token become the source
     words that they are aligned with.
     """
-    unknown = (
-        {runtime.tokenizer_settings.special_tokens["unk_token"]} if replace_unknowns else set()
-    )
-    hidden = runtime.special_ids - unknown
+    unknown = unknown_token(runtime, replace_unknowns)
+    hidden = runtime.special_ids - {unknown}
     encodings = runtime.encodings([sentence.text for sentence in sentences], special_tokens=False)
     results = []
     for sentence, encoding in zip(sentences, encodings, strict=True):
@@ -97,7 +97,7 @@ def align_sentences(
         ]
         text, places = target_spans(tokens, runtime.detokenizer(hidden), hidden)
         texts, of_tokens = (sentence.text[before:], text), (spans, places)
-        numbers = [number for number, token in enumerate(tokens) if token in unknown]
+        numbers = [number for number, token in enumerate(tokens) if token == unknown]
         if numbers:
             texts, of_tokens = with_source_words(texts, of_tokens, weights, numbers)
         results.append(align_words(texts, of_tokens, weights))

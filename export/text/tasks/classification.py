@@ -5,7 +5,7 @@ import re
 import reprlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from tokenizers import Encoding
@@ -37,13 +37,6 @@ from .task import TaskCall
 MAX_PAIRS = 2000  # of a text and a label in a request
 OLD_ACTIVATION = "sbert_ce_default_activation_function"  # a field of config.json
 UNNAMED = re.compile(r"LABEL_\d+")  # transformers' name of a label without one
-
-
-class RecordedActivation(NamedTuple):
-    """The torch class `name` that a cross-encoder applies to its logits, and its `function`."""
-
-    name: str
-    function: Scoring
 
 
 def classify(
@@ -99,17 +92,7 @@ def scoring(runtime: TextModel, name: str | None) -> Scoring:
         check_choice("function_to_apply", name, FUNCTIONS)
         return FUNCTIONS[name]
     info = runtime.info
-    recorded = recorded_activation(info.directory, info.config, info.sentence_settings)
-    return default_function(info.config) if recorded is None else recorded.function
-
-
-def activation_name(info: ExportInfo) -> str:
-    """Return the name of the function that scores have by default: "softmax", or that of a torch
-    class."""
-    recorded = recorded_activation(info.directory, info.config, info.sentence_settings)
-    default = default_function(info.config)
-    names = [name for name, function in FUNCTIONS.items() if function is default]
-    return names[0] if recorded is None else recorded.name
+    return default_scoring(info.directory, info.config, info.sentence_settings)[1]
 
 
 def label_problems(info: ExportInfo) -> list[str]:
@@ -121,12 +104,13 @@ def label_problems(info: ExportInfo) -> list[str]:
     return [f"{info.directory} has the labels {reprlib.repr(labels)}, expected names in id2label"]
 
 
-def recorded_activation(
+def default_scoring(
     directory: Path, config: dict[str, Any], settings: SentenceSettings
-) -> RecordedActivation | None:
-    """Return the activation that a cross-encoder applies to its logits, or None.
+) -> tuple[str, Scoring]:
+    """Return the function from logits to scores by default, and its name: a key of `FUNCTIONS`, or
+    the torch class that a cross-encoder applies to its logits.
 
-    sentence-transformers has stored its name in three places: in its own config, or in `config`,
+    sentence-transformers has stored that class in three places: in its own config, or in `config`,
     the config.json of the model in `directory`. Raises ValueError for a function that is not
     supported.
     """
@@ -138,11 +122,11 @@ def recorded_activation(
         ),
         f"{OLD_ACTIVATION} of {directory / 'config.json'}": config.get(OLD_ACTIVATION),
     }
-    recorded = [(name, place) for place, name in places.items() if name]
-    if not recorded:
-        return None
-    name, place = recorded[0]
-    return RecordedActivation(name, activation(name, place))
+    for place, name in places.items():
+        if name:
+            return name, activation(name, place)
+    default = default_function(config)
+    return next((name, function) for name, function in FUNCTIONS.items() if function is default)
 
 
 def zero_shot(

@@ -17,9 +17,7 @@ from ..checks import (
     check_count,
     check_flags,
     check_list,
-    check_string,
     check_strings,
-    with_names,
 )
 from ..scores import sigmoid
 from ..text_model import TextModel
@@ -106,16 +104,7 @@ def check_candidates(queries: list[str], texts: object) -> list[tuple[str, list[
             f"{len(queries)} queries and {len(lists)} lists of texts, expected one list for each "
             "query"
         )
-    return [
-        (
-            query,
-            [
-                check_string(text, name)
-                for text, name in with_names(check_list(of_query, "strings"))
-            ],
-        )
-        for query, of_query in zip(queries, lists)
-    ]
+    return [(query, check_strings(of_query)) for query, of_query in zip(queries, lists)]
 
 
 # -------------------------------------------------------------------------------------- the prompt

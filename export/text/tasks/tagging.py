@@ -1,8 +1,8 @@
 """Token classification and named entities, like transformers' pipeline "token-classification"."""
 
 import reprlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from tokenizers import Encoding
@@ -31,6 +31,7 @@ WORD_SCORES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "max": lambda scores: scores[scores.max(axis=1).argmax()],
 }
 STRATEGIES = ("none", "simple", *WORD_SCORES)
+T = TypeVar("T")
 
 
 def tag(
@@ -88,7 +89,7 @@ def tag(
             entity
             for row, row_scores in zip(group, scores)
             for entity in aggregate(
-                runtime, label_tokens(runtime, text, row, row_scores), labels, aggregation_strategy
+                runtime, text_tokens(runtime, text, row, row_scores), labels, aggregation_strategy
             )
             if entity.get("entity", entity.get("entity_group")) not in ignore_labels
         ]
@@ -124,85 +125,54 @@ def make_cut(runtime: TextModel, strategy: str, stride: int | None) -> Cut | Non
     return None if longest is None else Cut(longest, stride=stride)
 
 
-def label_tokens(
-    runtime: TextModel, text: str, row: Encoding, scores: np.ndarray
-) -> list[dict[str, Any]]:
-    """Return a dict for each token of `row` that is not special.
+class Token(NamedTuple):
+    """A token of a text: its `word`, span, `place` in the row and `scores` (labels,). It
+    `continues_word` if it is not the first token of a word."""
 
-    The keys are word, scores (labels,), start and end in `text`, index, and is_subword, True if the
-    token continues a word. `scores` are (S, labels).
-    """
+    word: str
+    start: int
+    end: int
+    place: int
+    scores: np.ndarray
+    continues_word: bool
+
+
+def text_tokens(runtime: TextModel, text: str, row: Encoding, scores: np.ndarray) -> list[Token]:
+    """Return the tokens of `row` that are not special. `scores` are (S, labels)."""
     knows_words = bool(getattr(runtime.tokenizer.model, "continuing_subword_prefix", None))
     unknown = runtime.tokenizer_settings.special_tokens["unk_token"]
     tokens = []
     facts = zip(row.ids, row.offsets, row.special_tokens_mask, scores, strict=True)
-    for index, (token_id, (start, end), is_special, token_scores) in enumerate(facts):
-        if is_special:
-            continue
+    for place, (token_id, (start, end), is_special, token_scores) in enumerate(facts):
         word = runtime.tokenizer.id_to_token(token_id) or ""
         # Without marks for subwords, a token without a space before it is one, as in the pipeline.
-        is_subword = (
+        continues_word = (
             len(word) != end - start
             if knows_words
             else start > 0 and " " not in text[start - 1 : start + 1]
         )
         if token_id == unknown:
-            word, is_subword = text[start:end], False
-        token = {
-            "word": word,
-            "scores": token_scores,
-            "start": start,
-            "end": end,
-            "index": index,
-            "is_subword": is_subword,
-        }
-        tokens.append(token)
+            word, continues_word = text[start:end], False
+        if not is_special:
+            tokens.append(Token(word, start, end, place, token_scores, continues_word))
     return tokens
 
 
 def aggregate(
-    runtime: TextModel, tokens: list[dict], labels: list[str], strategy: str
+    runtime: TextModel, tokens: list[Token], labels: list[str], strategy: str
 ) -> list[dict[str, Any]]:
-    if strategy in WORD_SCORES:
-        return group_entities(
-            runtime, [merge_word(runtime, word, labels, strategy) for word in group_words(tokens)]
-        )
-    entities = [
-        {
-            **best_label(token["scores"], labels),
-            "index": token["index"],
-            "word": token["word"],
-            "start": token["start"],
-            "end": token["end"],
-        }
-        for token in tokens
-    ]
-    return entities if strategy == "none" else group_entities(runtime, entities)
-
-
-def best_label(scores: np.ndarray, labels: list[str]) -> dict[str, Any]:
-    best = int(scores.argmax())
-    return {"entity": labels[best], "score": float(scores[best])}
-
-
-def group_words(tokens: list[dict]) -> list[list[dict]]:
-    words: list[list[dict]] = []
-    for token in tokens:
-        if words and token["is_subword"]:
-            words[-1].append(token)
-        else:
-            words.append([token])
-    return words
-
-
-def merge_word(
-    runtime: TextModel, tokens: list[dict], labels: list[str], strategy: str
-) -> dict[str, Any]:
-    best = best_label(
-        WORD_SCORES[strategy](np.stack([token["scores"] for token in tokens])), labels
-    )
-    word = join(runtime, [token["word"] for token in tokens])
-    return {**best, "word": word, "start": tokens[0]["start"], "end": tokens[-1]["end"]}
+    """Return the labeled tokens or entities of `tag` for `tokens` of a text."""
+    merge = WORD_SCORES.get(strategy)
+    words = grouped(tokens, lambda last, token: merge is not None and token.continues_word)
+    labeled = []
+    for word in words:
+        scores = merge(np.stack([token.scores for token in word])) if merge else word[0].scores
+        best = int(scores.argmax())
+        fields = {"entity": labels[best], "score": float(scores[best])}
+        fields |= {"index": word[0].place} if strategy == "none" else {}
+        text = join(runtime, [token.word for token in word]) if merge else word[0].word
+        labeled.append({**fields, "word": text, "start": word[0].start, "end": word[-1].end})
+    return labeled if strategy == "none" else group_entities(runtime, labeled)
 
 
 def group_entities(runtime: TextModel, entities: list[dict]) -> list[dict[str, Any]]:
@@ -212,13 +182,6 @@ def group_entities(runtime: TextModel, entities: list[dict]) -> list[dict[str, A
     `entities` are labeled tokens or words. The results have the keys entity_group, score (mean),
     word, start and end.
     """
-    groups: list[list[dict]] = []
-    for entity in entities:
-        begins, tag = prefix_and_tag(entity["entity"])
-        if groups and not begins and tag == prefix_and_tag(groups[-1][-1]["entity"])[1]:
-            groups[-1].append(entity)
-        else:
-            groups.append([entity])
     return [
         {
             "entity_group": group[0]["entity"].split("-", 1)[-1],
@@ -227,13 +190,28 @@ def group_entities(runtime: TextModel, entities: list[dict]) -> list[dict[str, A
             "start": group[0]["start"],
             "end": group[-1]["end"],
         }
-        for group in groups
+        for group in grouped(entities, continues_entity)
     ]
 
 
-def prefix_and_tag(label: str) -> tuple[bool, str]:
-    """Return True if `label` begins an entity, and the label without `B-` or `I-`."""
-    return label.startswith("B-"), label[2:] if label.startswith(("B-", "I-")) else label
+def continues_entity(last: dict, entity: dict) -> bool:
+    """Return True if `entity` has the label of `last`, without `B-` and `I-`, and no `B-`."""
+    before, label = (
+        one["entity"][2:] if one["entity"].startswith(("B-", "I-")) else one["entity"]
+        for one in (last, entity)
+    )
+    return before == label and not entity["entity"].startswith("B-")
+
+
+def grouped(items: Iterable[T], continues: Callable[[T, T], bool]) -> list[list[T]]:
+    """Return `items` in lists: an item is in the list of the one before if it `continues` it."""
+    groups: list[list[T]] = []
+    for item in items:
+        if groups and continues(groups[-1][-1], item):
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+    return groups
 
 
 def remove_overlaps(entities: list[dict]) -> list[dict[str, Any]]:

@@ -1,32 +1,40 @@
 """Translation of texts of any length, sentence by sentence."""
 
-import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import unescape
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...engine.inputs import Generated, check_options, with_targets
-from ...errors import UsageError
 from ...heads import TRANSLATE
-from ...inference.export_info import ExportInfo
 from ...inference.logits import row_seed, row_seeds
 from ...inference.options import Options, check_seeds, check_single
-from ..alignments import Alignment, diagonal_alignment, moved
-from ..checks import check_choice, check_flags, check_texts
+from ..checks import check_texts
 from ..languages import Choice
-from ..markup import MarkedText, kept_line, kept_texts
-from ..markup_html import html_texts
-from ..markup_places import with_marks
+from ..markup import MarkedText, kept_line
 from ..placeholders import Keep, keep_pattern
 from ..text_model import Translator
-from .alignment import Aligning, Sentence, Translated, Translation, decode_sentences, plain_text
+from .alignment import (
+    Aligning,
+    Sentence,
+    Translated,
+    Translation,
+    decode_sentences,
+    unknown_token,
+)
+from .generation import generate_rows
 from .rows import check_row, require
-from .sentences import DEFAULT_LANGUAGE, WIDE_ENDS, has_letters, sentences_and_spaces
+from .segments import (
+    Part,
+    Segment,
+    TextOptions,
+    join_segment,
+    join_sentences,
+    split_text,
+)
 
 MAX_TOKENS = 512  # maximum number of tokens of a translated sentence
-HTML = "html"
 
 
 def translate(
@@ -110,48 +118,6 @@ def join_results(
     return join(translated)
 
 
-class TextOptions(NamedTuple):
-    """The options of `translate` that decide which parts of a text the model translates, and what
-    is aligned.
-
-    `language` is the code of the language whose abbreviations are known, by default the language of
-    the text.
-    """
-
-    split: bool = True
-    copy_letterless: bool = True
-    language: str | None = None
-    markup: str | None = None
-    keep: Keep = None
-    aligning: Aligning = Aligning()
-
-    def check(self, info: ExportInfo) -> None:
-        """Raise UsageError for a value of another type, for an unknown `markup`, and for marks with
-        alignments, and ValueError if an export cannot align words."""
-        self.aligning.check(info)
-        if self.aligning.return_alignments:
-            check_unmarked(markup=self.markup, keep=self.keep)
-        check_flags(split=self.split, copy_letterless=self.copy_letterless)
-        check_choice("markup", self.markup, (None, HTML))
-
-    def in_language(self, runtime: Translator, src_lang: str | None) -> "TextOptions":
-        """Return these options with the language code of `src_lang`, unless a language is set.
-
-        `src_lang` is a name of the model, None for its default source language.
-        """
-        return self._replace(language=self.language or runtime.sentence_languages.get(src_lang))
-
-
-def check_unmarked(**options: Any) -> None:
-    """Raise UsageError if one of `options` is set with alignments, whose spans do not count
-    marks."""
-    for name, value in options.items():
-        if value is not None and value is not False:
-            raise UsageError(
-                f"{name} is {value!r:.60} with alignments, expected only one of them", name
-            )
-
-
 def marked_lines(runtime: Translator, texts: Sequence[str], keep: Keep) -> list[MarkedText]:
     """Return each of `texts` with what `keep` keeps as marks. None and False keep nothing.
 
@@ -166,41 +132,17 @@ def marked_lines(runtime: Translator, texts: Sequence[str], keep: Keep) -> list[
 
 def join_lines(lines: Sequence[MarkedText], translated: Sequence[Translated]) -> list[str]:
     """Return `translated`, N translations of each of `lines`, with the marks of the lines. They
-    are aligned if their line has marks."""
+    are aligned if their line has marks. A line of marks only stays as it is."""
     copies = len(translated) // len(lines)
-    of_each = [line for line in lines for _ in range(copies)]
-    return [
-        with_marks(line, plain_text(result), [result] if isinstance(result, Alignment) else [])
-        if line.text
-        else line.raw
-        for line, result in zip(of_each, translated, strict=True)
+    segments = [
+        Segment([Part(line.text, True, True, 0)] if line.text else [], line)
+        for line in lines
+        for _ in range(copies)
     ]
-
-
-class Part(NamedTuple):
-    """A sentence, or the white space between two sentences. A sentence is translated or copied.
-
-    The first `prefix` characters of `text` are not of the sentence, but a language word. `start` is
-    where the part begins in its text.
-    """
-
-    text: str
-    is_sentence: bool
-    is_translated: bool
-    start: int
-    prefix: int = 0
-
-    @property
-    def length(self) -> int:
-        """Number of characters without the language word."""
-        return len(self.text) - self.prefix
-
-
-class Segment(NamedTuple):
-    """The parts of a text, or of a marked text in it. The places of `parts` are in `marked`."""
-
-    parts: list[Part]
-    marked: MarkedText | None = None
+    return [
+        join_segment(segment, iter([result]))
+        for segment, result in zip(segments, translated, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -241,9 +183,9 @@ class Plan:
     @property
     def are_aligned(self) -> list[bool]:
         """True for each of `sentences` whose alignment is needed: a mark begins or ends in it, or
-        `aligning` needs those of all."""
+        those of all are returned."""
         return [
-            self.aligning.is_needed
+            self.aligning.return_alignments
             or (marked is not None and marked.divides(part.start, part.start + part.length))
             for segments in self.segments
             for parts, marked in segments
@@ -266,49 +208,10 @@ class Plan:
         rest = iter(translated)
         results = []
         for [(parts, _)] in self.segments:
-            text, alignments = join_sentences(parts, rest)
+            text, alignments = join_sentences(parts, rest, True)
             pairs = [pair for alignment in alignments for pair in alignment.alignments]
             results.append(Translation(text, pairs))
         return results
-
-
-def join_segment(segment: Segment, translated: Iterator[Translated]) -> str:
-    """Return the translation of `segment`, whose sentences are the next of `translated`."""
-    parts, marked = segment
-    if marked is not None and marked.marks:
-        return with_marks(marked, *join_sentences(parts, translated))
-    texts = translated_parts(parts, translated)
-    joined = join_parts([(plain_text(text), part.is_sentence) for text, part in zip(texts, parts)])
-    return joined if marked is None else with_marks(marked, joined, [])
-
-
-def translated_parts(
-    parts: Sequence[Part], translated: Iterator[Translated]
-) -> Iterator[Translated]:
-    """Return the translation of each of `parts`. Those of sentences are the next of
-    `translated`."""
-    return (next(translated) if part.is_translated else part.text for part in parts)
-
-
-def join_sentences(
-    parts: Sequence[Part], translated: Iterator[Translated]
-) -> tuple[str, list[Alignment]]:
-    """Return the joined translation of `parts`, and the alignment of each sentence. Sentences that
-    have none are aligned in the order of their words.
-
-    The sentences that are translated are the next of `translated`.
-    """
-    results = [*translated_parts(parts, translated)]
-    texts = [(plain_text(result), part.is_sentence) for result, part in zip(results, parts)]
-    joined = ""
-    alignments = []
-    for part, result, spaced in zip(parts, results, spaced_parts(texts)):
-        joined += spaced
-        if part.is_sentence:
-            if isinstance(result, str):
-                result = diagonal_alignment(part.text[part.prefix :], result)
-            alignments.append(moved(result, part.start, len(joined) - len(result.text)))
-    return joined, alignments
 
 
 def make_plan(
@@ -336,7 +239,7 @@ def make_plan(
     runtime.languages.check_words(texts)
     if src_lang is not None:
         runtime.languages.ids("src_lang", src_lang, len(texts))
-    targets = runtime.target_options(tgt_lang, len(texts), options)
+    targets = runtime.languages.target_options(tgt_lang, len(texts), options)
     languages = src_lang if isinstance(src_lang, list | tuple) else [src_lang] * len(texts)
     plain = map(unescape, texts) if text_options.markup else texts
     keep = False if text_options.aligning.return_alignments else text_options.keep
@@ -380,66 +283,6 @@ def tokenize(runtime: Translator, plan: Plan) -> list[list[int]]:
     return rows
 
 
-def split_text(
-    runtime: Translator, text: str, text_options: TextOptions, kept: re.Pattern | None = None
-) -> list[Segment]:
-    """Return the segments of `text`, those of plain text or the texts between its marks. A language
-    word at the start of the text, such as >>de<<, is repeated before each sentence that is
-    translated.
-
-    `text_options` say whether to split, what is copied, the language, and the markup.
-    Matches of `kept` stay unchanged.
-    """
-    word = text[: runtime.languages.word_end(text)]
-    rest = text[len(word) :].lstrip() if word else text
-    start = len(text) - len(rest)
-    prefix = f"{word} " if word and text_options.split and rest else text[:start]
-    if text_options.markup is not None:
-        texts = html_texts(rest, runtime.aligns_markup, kept)
-    elif kept is not None and kept.search(rest):
-        texts = kept_texts(rest, kept, text_options.split)
-    else:
-        return [Segment(split_sentences(rest, text_options, prefix, start))]
-    return [
-        Segment([Part(text, False, False, 0)])
-        if isinstance(text, str)
-        else Segment(split_sentences(text.text, text_options, prefix), text)
-        for text in texts
-    ]
-
-
-def split_sentences(
-    text: str, text_options: TextOptions, prefix: str, start: int = 0
-) -> list[Part]:
-    """Return the sentences of `text` and the white space between them.
-
-    `text_options` say whether to split, what is copied, and the language. `prefix`, such as a
-    language word, is repeated before each sentence that is translated. `start` is where `text`
-    begins in the places of the parts.
-    """
-    if not (text_options.split and text):
-        return [sentence_part(text, start, prefix, text_options)]
-    parts = []
-    for part, is_sentence in sentences_and_spaces(text, text_options.language or DEFAULT_LANGUAGE):
-        parts.append(
-            sentence_part(part, start, prefix, text_options)
-            if is_sentence
-            else Part(part, False, False, start)
-        )
-        start += len(part)
-    return parts
-
-
-def sentence_part(sentence: str, start: int, prefix: str, text_options: TextOptions) -> Part:
-    """Return the part of a plan for `sentence`, which begins at `start` of its text. A sentence
-    without letters is copied if `text_options` say so, else it is translated, with `prefix`, such
-    as a language word, before it.
-    """
-    if text_options.copy_letterless and not has_letters(sentence):
-        return Part(sentence, True, False, start)
-    return Part(prefix + sentence, True, True, start, len(prefix))
-
-
 def translate_rows(
     runtime: Translator,
     plan: Plan,
@@ -458,8 +301,13 @@ def translate_rows(
     if seeds is not None:
         seeds = [row_seed(seeds[text], number) for text, number in places]
     options = [plan.options[text] for text, _ in places]
-    results = runtime.generate_rows(
-        rows, [[]] * len(rows), options, seeds=seeds, is_aligned=plan.are_aligned
+    results = generate_rows(
+        runtime,
+        rows,
+        options,
+        seeds=seeds,
+        are_aligned=plan.are_aligned,
+        unknown_token=unknown_token(runtime, plan.aligning.replace_unknowns),
     )
     for sentence, result in zip(sentences, results, strict=True):
         if is_cut(result.tokens, plan.options[0]):
@@ -482,24 +330,3 @@ def is_cut(tokens: list[int], options: Options) -> bool:
     is_forced = options.forced_eos_token_id is not None
     free = tokens[: limit - 1] if is_forced else tokens
     return len(tokens) >= limit and not set(free) & set(options.eos_token_ids)
-
-
-def join_parts(parts: list[tuple[str, bool]]) -> str:
-    """Return the joined text of `parts`, each a text and True if it is a sentence."""
-    return "".join(spaced_parts(parts))
-
-
-def spaced_parts(parts: list[tuple[str, bool]]) -> Iterator[str]:
-    """Yield the text of each of `parts`, a text and True if it is a sentence, with a space before
-    it where one is needed.
-
-    A space separates two sentences without white space between them, except after a full stop of
-    Chinese or Japanese.
-    """
-    last = ""  # character before the part
-    is_open = False  # a sentence came last
-    for part, is_sentence in parts:
-        needs_space = is_sentence and is_open and last and last not in WIDE_ENDS
-        yield f" {part}" if needs_space else part
-        last = part[-1:] or (" " if needs_space else last)
-        is_open = is_sentence or (is_open and not part)

@@ -9,9 +9,11 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from checkpoints import copy_folder, seal
 from families import random_config, random_model
 from heads import MANY, TEXTS, save_head, word_pieces
 from messages import raises
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from served_models import serving
@@ -19,8 +21,10 @@ from torch.nn.functional import normalize
 from transformers import AutoModel, AutoTokenizer, XLMRobertaTokenizer
 
 from vanilla_transformer.conversion import convert
-from vanilla_transformer_export import TextRuntime, export
+from vanilla_transformer_export import TextRuntime, export, load_checkpoint, verify
 from vanilla_transformer_export.cli.main import main
+from vanilla_transformer_export.ort_models import ORTModelForFeatureExtraction
+from vanilla_transformer_export.proof.certify import certify
 from vanilla_transformer_export.text.model_facts import model_facts
 
 LONGEST = 40  # tokens
@@ -156,6 +160,36 @@ def test_heads_are_no_part_of_the_graph(saved):
     assert outputs == ["last_hidden_state", "pooler_output"]
     main(["verify", str(runtime.info.directory), str(saved.root / "theirs"), "--cases", "5"])
     main(["certify", str(runtime.info.directory)])
+
+
+@pytest.mark.parametrize("name", ["sparse_linear", "colbert_linear"])
+def test_wrong_weight_of_a_head_is_found(saved, tmp_path, name):
+    """The hashes are right: only what the head computes reveals it. An export from before has no
+    vectors to compare with, and says so."""
+    source = saved(target="cpu", dtype="int8").info.directory
+    assert certify(source, threads=1).failures == []
+    directory = copy_folder(source, tmp_path)
+    weights = load_file(directory / f"{name}.safetensors")
+    weights["weight"][-1, 4] += 0.01
+    save_file(weights, directory / f"{name}.safetensors")
+    seal(directory)
+    assert [check.name for check in certify(directory, threads=1).failures] == ["vectors"]
+    model = load_checkpoint(saved.root / "theirs")
+    [failure] = verify(directory, model, cases=2).failures
+    assert "reference, vectors: token_" in failure
+    with np.load(directory / "reference.npz") as file:
+        arrays = {key: file[key] for key in file if not key.endswith(("vector", "token_weights"))}
+    np.savez(directory / "reference.npz", **arrays)
+    seal(directory)
+    [check] = [one for one in certify(directory, threads=1).checks if one.name == "vectors"]
+    assert check.ok and str(check).startswith("warn") and "export again" in str(check)
+
+
+def test_optimum_classes_keep_the_heads(saved, tmp_path):
+    theirs = saved.root / "theirs"
+    model = ORTModelForFeatureExtraction.from_pretrained(theirs, export=True)
+    model.save_pretrained(tmp_path / "export")
+    check_sparse(TextRuntime(tmp_path / "export", threads=1).embed_sparse(ROWS), theirs)
 
 
 def test_options_select_prompts_and_values(saved):

@@ -1,8 +1,10 @@
 """Tests of `replace_unknowns`, with a seeded model whose target words are often unknown."""
 
+import dataclasses
 import json
 import re
 
+import numpy as np
 import pytest
 from checkpoints import EOS, PAD, START
 from command_line import command, read_error
@@ -93,6 +95,26 @@ def test_unknown_words_become_those_with_the_largest_weight(runtime, options):
         scored, _ = runtime.generate_with_scores([text], replace_unknowns=True, **OPTIONS | options)
         assert scored == texts
     assert runtime.generate(TEXTS, **OPTIONS) != [first for first, *_ in expected]
+
+
+@pytest.mark.parametrize("options", [dict(), dict(num_beams=3), dict(do_sample=True, seed=3)])
+def test_only_sequences_with_the_unknown_token_are_aligned(runtime, options):
+    """The prompt counts too: it is part of the translation."""
+    texts = [f"{one} w{number}" for number, one in enumerate(TEXTS * 8, start=10)]
+    count = 2 if options else 1
+    settings = dict(max_new_tokens=3, num_return_sequences=count) | options
+    ids, mask = runtime.tokenize(texts)
+    starts = np.array([[START, UNK if row < 2 else 9] for row in range(len(texts))])
+    rows = runtime.runtime.inputs(ids, mask, starts, settings)
+    asked = [dataclasses.replace(row, unknown_token=UNK) for row in rows]
+    together = not options.get("do_sample")  # samples finish one by one, beams together
+    has_both = set()
+    for row, sequences in zip(rows, runtime.runtime.sequences(asked), strict=True):
+        has_unknown = [UNK in (*row.prompt, *sequence.tokens) for sequence in sequences]
+        expected = [any(has_unknown)] * count if together else has_unknown
+        assert [sequence.alignment is not None for sequence in sequences] == expected
+        has_both |= {*expected}
+    assert has_both == {True, False}
 
 
 def test_translations_and_their_spans_are_of_the_replaced_text(runtime):
