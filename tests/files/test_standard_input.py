@@ -17,7 +17,7 @@ class Echo:
     specs = {}
 
     def __init__(self, directory, threads, **options):
-        self.runtime = self.info = self
+        self.runtime = self.info = self.languages = self
 
     def check_options(self, options):
         pass  # all options are valid

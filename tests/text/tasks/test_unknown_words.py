@@ -16,6 +16,8 @@ from transformers import PreTrainedTokenizerFast
 from vanilla_transformer_export import TextRuntime, export
 from vanilla_transformer_export.errors import UsageError
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
+
 WORDS = [f"w{number:02}" for number in range(48)]
 UNK = 7
 TEXTS = ["w08 w09 w10 w11", "w12 Zug w13", "w20 w21 w22 w23 w24 w25", "Ünder Oslo w30"]
