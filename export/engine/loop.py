@@ -106,7 +106,9 @@ class Worker:
 
     def remove_finished(self) -> None:
         """Remove finished parts, and parts of requests that failed or whose client left."""
-        self.batch.remove([part for part in self.parts if part.request.is_finished])
+        parts = self.parts
+        finished = {request for request in {part.request for part in parts} if request.is_finished}
+        self.batch.remove([part for part in parts if part.request in finished] if finished else [])
         self.is_changed = True
         self.requests = {part.request for part in self.parts}
         if not self.batch.running:
