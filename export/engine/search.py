@@ -179,8 +179,8 @@ class TokenSearch:
             tokens = np.where(self.running, tokens, self.fill)
         is_last = self.longest + 1 >= self.next_limit
         may_end = is_last or not self.end_tokens.isdisjoint(tokens.tolist())
-        is_end = is_in(tokens, self.end_tokens) if may_end else None
         if may_end:
+            is_end = is_in(tokens, self.end_tokens)
             self.is_invalid = tokens == NO_TOKEN
             tokens = np.where(self.is_invalid, self.fill, tokens)
         if self.longest == self.tokens.shape[1]:
@@ -189,7 +189,7 @@ class TokenSearch:
         self.lengths += self.running
         self.longest += 1
         self.ended = []
-        if is_end is not None:
+        if may_end:
             self.end(is_end | (self.lengths == self.limits))
         return tokens
 
@@ -399,7 +399,7 @@ def take(search: AnySearch, groups: np.ndarray) -> AnySearch:
     return subset
 
 
-def join(search: Search, other: Search, kept: np.ndarray | slice = slice(None)) -> None:
+def join(search: Search, other: Search, kept: np.ndarray) -> None:
     """Append the groups of `other`, a search with equal options, to `search`, which goes on with
     those at `kept`. Both have no processors."""
     for name in search.states:

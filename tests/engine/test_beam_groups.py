@@ -83,7 +83,7 @@ def test_groups_that_join_later_or_leave_have_same_results_as_alone():
         search.advance_best(*group_tokens(groups, [step] * 2))
     others = start_search(3)
     others.advance_best(*group_tokens([2, 3, 4], [0] * 3))
-    join(search, others)
+    join(search, others, np.arange(5))
     search, groups = take(search, np.array([4, 1, 2])), [4, 1, 2]
     for step in (3, 4):
         steps = [step if group == 1 else step - 2 for group in groups]
