@@ -1,14 +1,7 @@
 """GPT-2 (Radford et al. 2019): a pre-norm decoder with learned positions, its linear maps stored
 transposed and queries, keys and values as one."""
 
-from .fields import (
-    Fields,
-    Ours,
-    TensorNames,
-    Theirs,
-    our_classes,
-    require,
-)
+from .fields import Fields, Ours, TensorNames, Theirs, our_classes, require
 from .tensors import (
     SAME,
     THIRDS,

@@ -6,15 +6,7 @@ from collections.abc import Mapping
 
 import transformers
 
-from .fields import (
-    Fields,
-    Ours,
-    TensorNames,
-    Theirs,
-    our_classes,
-    same_names,
-    write_fields,
-)
+from .fields import Fields, Ours, TensorNames, Theirs, our_classes, same_names, write_fields
 from .reranker import row_difference
 from .rotary import one_base, paired
 from .tensors import SAME, Op, TensorMap, linear, tensor_map, then, tokens

@@ -3,15 +3,7 @@ networks, most of whose layers look at a window. The norm of the embeddings stan
 the first attention."""
 
 from . import bert
-from .fields import (
-    Fields,
-    Ours,
-    TensorNames,
-    Theirs,
-    our_classes,
-    require,
-    same_names,
-)
+from .fields import Fields, Ours, TensorNames, Theirs, our_classes, require, same_names
 from .rotary import HALVES, no_bias, paired_thirds
 from .tensors import TensorMap, joined, linear, tensor_map, tokens
 

@@ -3,15 +3,7 @@ except for one size, whose token embeddings have a width of their own. No token 
 table, and padding reads row 1."""
 
 from . import bart
-from .fields import (
-    Fields,
-    Ours,
-    TensorNames,
-    Theirs,
-    our_classes,
-    require,
-    same_names,
-)
+from .fields import Fields, Ours, TensorNames, Theirs, our_classes, require, same_names
 from .tensors import TensorMap, drop_rows, layers, linear, tensor_map, tokens
 
 CLASSES = our_classes(

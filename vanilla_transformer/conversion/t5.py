@@ -8,15 +8,7 @@ last norm does.
 """
 
 from . import bart
-from .fields import (
-    Fields,
-    Ours,
-    TensorNames,
-    Theirs,
-    our_classes,
-    require,
-    same_names,
-)
+from .fields import Fields, Ours, TensorNames, Theirs, our_classes, require, same_names
 from .tensors import SAME, Op, TensorMap, equal, linear, modules, scaled, tensor_map
 
 CLASSES = our_classes(

@@ -8,14 +8,7 @@ import torch
 
 from ..configuration_vanilla_transformer import VanillaVisionConfig
 from . import bert
-from .fields import (
-    Fields,
-    TensorNames,
-    Theirs,
-    our_classes,
-    require,
-    same_names,
-)
+from .fields import Fields, TensorNames, Theirs, our_classes, require, same_names
 from .tensors import ROW, Op, TensorMap, linear, tensor_map
 
 CLASSES = our_classes("Vision", "Model", "ForImageClassification")
