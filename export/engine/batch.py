@@ -101,7 +101,7 @@ class GenerationBatch:
         return self.capacity - reserved - sum([group.num_rows for group in self.prefilling])
 
     def fits(self, group: Group, beside: Sequence[Group]) -> bool:
-        """Return True if `group`, for which rows are free, can join together with the groups
+        """Return True if rows are free for `group`, and it can join together with the groups
         `beside` it.
 
         Their sources must be short enough to be encoded together. Of rows that start together, none
@@ -113,9 +113,12 @@ class GenerationBatch:
             return not self.running
         groups = [*beside, group]
         if self.joining is not None:
+            num_rows = sum([other.num_rows for other in groups])
+            if num_rows > self.num_free_rows + self.num_spare_rows:
+                return False
             longest = max([len(other.input.source or ()) for other in groups])
             return not beside or longest * len(groups) <= self.pace.max_source_tokens
-        if self.running:
+        if self.running or sum([other.num_rows for other in groups]) > self.capacity:
             return False
         first = groups[0]
         if group.num_rows != first.num_rows or self.search_key(group) != self.search_key(first):

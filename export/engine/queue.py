@@ -139,7 +139,7 @@ class Batch(Protocol):
         """Number of further rows, which only requests that fit into them use."""
 
     def fits(self, part: Any, beside: Sequence[Any]) -> bool:
-        """Return True if `part`, whose rows are free, can join now together with `beside`.
+        """Return True if `part` can join now together with `beside`.
 
         `beside` are parts that were selected before it to join at the same time. They have not
         joined yet.

@@ -172,14 +172,12 @@ def run_in_batch(jobs, model, order, slots, most_joining):
     waiting = [client_request.waiting[place] for place in order]
     rng = random.Random(len(order))
     while waiting or batch.running or batch.prefilling:
-        joining, free = [], batch.num_free_rows + batch.num_spare_rows
+        joining = []
         while (
             waiting
             and len(joining) < rng.randint(0, most_joining)
-            and waiting[0].num_rows <= free
             and batch.fits(waiting[0], joining)
         ):
-            free -= waiting[0].num_rows
             joining.append(waiting.pop(0))
         batch.join(joining)
         batch.step()
