@@ -206,6 +206,21 @@ def test_row_logits_are_bit_identical_in_any_batch(exported_for, found, name, dt
             assert all(found[row] == alone[row] for row in alone)
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_no_group_fits_beside_the_last_slot(exported_for, rows):
+    # what the queue counts as spare rows may be more, once some samples of a request have ended
+    client = open_client(exported_for(DECODER, "cpu")[1], slots=12)
+    batch = first_batch(client)
+    groups = start_request([client.admission.admit([5], {"max_new_tokens": 30})] * 15).waiting
+    job = client.admission.admit([5], {"do_sample": True, "num_return_sequences": rows})
+    [later] = start_request([job]).waiting
+    assert batch.fits(later, [*groups][: 15 - rows])
+    batch.join([*groups][: 16 - rows])
+    assert not batch.fits(later, [])
+    batch.step()
+    assert not batch.fits(later, [])
+
+
 def test_long_prompt_is_prefilled_in_chunks_while_other_rows_continue(exported_for):
     _, directory = exported_for(DECODER, "cpu")
     client = open_client(directory, slots=8)
