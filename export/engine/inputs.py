@@ -18,6 +18,7 @@ from ..inference.inputs import (
     check_patches,
     check_positions,
     check_sequence_inputs,
+    last_lengths,
     move_padding,
     num_positions,
     position_limit,
@@ -353,12 +354,13 @@ def seq2seq_rows(
     `ids` and `mask` (B, S) are the sources, `starts` (B, P) the decoder prompts.
     """
     ids, mask = move_padding(ids, mask, "right", pad_token_id)
-    rows = []
-    for row, of_row, start in zip(ids.tolist(), mask, starts.tolist()):
-        length = int(np.flatnonzero(of_row)[-1]) + 1
-        kept = None if of_row[:length].all() else of_row[:length].tolist()
-        rows.append({"prompt": start, "source": row[:length], "source_mask": kept})
-    return rows
+    lengths = last_lengths(mask)
+    has_holes = (mask.sum(axis=1) < lengths).tolist()
+    rows = zip(starts.tolist(), ids.tolist(), mask.tolist(), lengths, has_holes)
+    return [
+        {"prompt": start, "source": row[:length], "source_mask": kept[:length] if holes else None}
+        for start, row, kept, length, holes in rows
+    ]
 
 
 def fit_positions(info: ExportInfo, options: Options, length: int, tokens: int) -> Options:

@@ -154,10 +154,10 @@ class SlotRows:
 
         The first row that continues a slot of those still in use keeps it. The others get copies.
         """
-        slots = self.places[parents]
-        keeps = np.zeros(len(slots), bool)
-        keeps[np.unique(slots, return_index=True)[1]] = True
-        keeps &= slots < len(slots)
+        slots, rows = self.places[parents], np.arange(len(parents))
+        first = np.empty(self.size.rows, np.int64)  # row that continues each slot
+        first[slots[::-1]] = rows[::-1]
+        keeps = (first[slots] == rows) & (slots < len(slots))
         free = np.ones(len(slots), bool)
         free[slots[keeps]] = False
         self.places = slots.copy()

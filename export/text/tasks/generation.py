@@ -46,21 +46,19 @@ def generate_rows(
         first = runtime.languages.first_tokens(shared)
         starts = np.array([first + prefixes[row] for row in indices]) if length else None
         padded = runtime.batch([rows[row] for row in indices])
-        checked = runtime.runtime.inputs(*padded, starts, shared, is_scored)
-        inputs = [
-            dataclasses.replace(
-                of_row,
-                seed=None if seeds is None else seeds[row],
-                is_aligned=aligned[row],
-                unknown_token=unknown_token,
-            )
-            for row, of_row in zip(indices, checked, strict=True)
-        ]
+        of_rows = None if seeds is None else [seeds[row] for row in indices]
+        inputs = runtime.runtime.inputs(*padded, starts, shared, is_scored, of_rows)
+        if are_aligned or unknown_token is not None:
+            inputs = [
+                dataclasses.replace(of_row, is_aligned=aligned[row], unknown_token=unknown_token)
+                for row, of_row in zip(indices, inputs, strict=True)
+            ]
         results = runtime.runtime.sequences(inputs)
         for row, of_row, sequences in zip(indices, inputs, results, strict=True):
-            prefix = of_row.prompt[1:] if of_row.source else []
-            by_row[row] = [
-                dataclasses.replace(sequence, tokens=[*prefix, *sequence.tokens])
-                for sequence in sequences
-            ]
+            by_row[row] = sequences
+            if of_row.source and (prefix := of_row.prompt[1:]):
+                by_row[row] = [
+                    dataclasses.replace(sequence, tokens=[*prefix, *sequence.tokens])
+                    for sequence in sequences
+                ]
     return [result for row in range(len(rows)) for result in by_row[row]]
