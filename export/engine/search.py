@@ -238,6 +238,8 @@ class BeamSearch:
         self.options, self.fill = options, options.fill_token_id
         self.beams, self.candidates = options.num_beams, options.candidates
         self.end_tokens = frozenset(options.eos_token_ids)
+        count = 1 << options.max_new_tokens.bit_length()
+        self.length_powers = length_powers(options.length_penalty, count)
         self.processors = processors
         beams = (groups, self.beams)
         self.tokens = self.ended_tokens = np.empty((*beams, 0), np.int64)  # (G, K, t)
@@ -284,10 +286,8 @@ class BeamSearch:
         self.lengths = self.lengths + 1
         self.longest += 1
         is_done: np.ndarray | bool = False
-        is_last = self.longest >= self.options.max_new_tokens
-        if is_last or not self.end_tokens.isdisjoint(tokens.ravel().tolist()):
-            is_last_token = self.lengths == self.options.max_new_tokens
-            ends = is_in(tokens, self.end_tokens) | is_last_token
+        ends = is_in(tokens, self.end_tokens) | (self.lengths == self.options.max_new_tokens)
+        if ends.any():
             is_done = self.finish(ends, scores, self.continued(parents, tokens))
             # Keep the best K candidates that have not ended.
             scores, kept = self.best(np.where(ends, scores + EXCLUDED_SCORE, scores), self.beams)
@@ -344,7 +344,7 @@ class BeamSearch:
         lengths, options = self.lengths, self.options
         if options.early_stopping == "never" and options.length_penalty > 0:
             lengths = np.full_like(lengths, options.max_new_tokens)
-        return self.scores[:, :1] / powers(lengths, options.length_penalty)
+        return self.scores[:, :1] / self.length_powers[lengths]
 
     def finish(self, ends: np.ndarray, scores: np.ndarray, sequences: np.ndarray) -> np.ndarray:
         """Store candidates that end, and return True for groups whose search is done, (G, 1).
@@ -367,7 +367,7 @@ class BeamSearch:
 
     def store(self, just_ended: np.ndarray, scores: np.ndarray, sequences: np.ndarray) -> None:
         """Keep the best K of the finished hypotheses and the candidates that have `just_ended`."""
-        scores = scores / powers(self.lengths, self.options.length_penalty)
+        scores = scores / self.length_powers[self.lengths]
         scores = np.where(just_ended, scores, scores + EXCLUDED_SCORE)
         both = np.concatenate([self.ended_scores, scores], axis=1)
         self.ended_scores, kept = self.best(both, self.beams)
@@ -425,16 +425,12 @@ def is_in(tokens: np.ndarray, numbers: Collection[int]) -> np.ndarray:
     return flags
 
 
-def powers(lengths: np.ndarray, exponent: float) -> np.ndarray:
-    """Return length^exponent of each of `lengths` (G, 1), rounded to float32."""
-    return np.array([[power(length, exponent)] for [length] in lengths.tolist()], np.float32)
-
-
-@functools.lru_cache(maxsize=4096)
-def power(length: int, exponent: float) -> np.float32:
-    """Return length^exponent, computed in float64 as in transformers and rounded to float32."""
+@functools.lru_cache(maxsize=64)
+def length_powers(exponent: float, count: int) -> np.ndarray:
+    """Return length^exponent of the lengths 0 to `count` - 1, computed in float64 as in
+    transformers and rounded to float32."""
     with np.errstate(all="ignore"):
-        return np.float32(np.float64(length) ** exponent)
+        return np.array([np.float64(length) ** exponent for length in range(count)], np.float32)
 
 
 def widened(sequences: np.ndarray, width: int, fill_token_id: int) -> np.ndarray:

@@ -245,7 +245,7 @@ def run_by_length(
         bucket_by_length(feeds["attention_mask"], max_tokens) if "attention_mask" in feeds else []
     )
     source_length = feeds["attention_mask"].shape[-1] if groups else 0
-    if len(groups) < 2 and not (groups and LONG <= groups[0][1] < source_length):
+    if not groups or (len(groups) == 1 and groups[0][1] == source_length):
         return dict(zip(names, run(names, feeds), strict=True))
     trimmed = [tensor.name for tensor in spec.inputs if tensor.shape[-1] == "source_length"]
     sizes = {"batch_size": len(feeds["attention_mask"]), "source_length": source_length}

@@ -94,12 +94,9 @@ class CpuRowsFactory:
         )
         if request.source is None:
             return SlotRows(self.export, "decoder", SlotSize(rows, 0, capacity), window)
-        ids, mask = request.source
-        arrays = {
-            name: np.ascontiguousarray(pad_keys(states, 2))
-            for name, states in cross_states(self.export.encode(ids, mask)).items()
-        }
-        arrays["encoder_attention_mask"] = pad_keys(mask, 1).copy()  # the decoder moves its rows
+        ids, mask = map(pad_keys, request.source)
+        arrays = cross_states(self.export.encode(ids, mask))
+        arrays["encoder_attention_mask"] = mask
         has_graph = request.candidates > 0 and "candidates" in self.export.sessions
         role = "candidates" if has_graph else "decoder"
         count = min(request.candidates, self.export.config["vocab_size"])
@@ -111,14 +108,13 @@ class CpuRowsFactory:
         return SlotRows(self.export, role, size)
 
 
-def pad_keys(array: np.ndarray, axis: int) -> np.ndarray:
-    """Return `array` with zeros appended on `axis`, up to a multiple of `KEY_GROUP`.
-
-    `axis` is the axis of source tokens. The padding keeps sums in the same order for any length.
-    """
-    shape = list(array.shape)
-    shape[axis] = -shape[axis] % KEY_GROUP
-    return np.concatenate([array, np.zeros(shape, array.dtype)], axis) if shape[axis] else array
+def pad_keys(array: np.ndarray) -> np.ndarray:
+    """Return a copy of `array` (B, S), ids or mask of sources, with zeros up to a multiple of
+    `KEY_GROUP` tokens. They keep sums in the same order for any length."""
+    length = array.shape[1]
+    padded = np.zeros((len(array), length + -length % KEY_GROUP), array.dtype)
+    padded[:, :length] = array
+    return padded
 
 
 def bounding_window(config: dict) -> int | None:
@@ -256,13 +252,13 @@ class CpuBeamRows:
         """
         beams = self.writers.shape[1]
         writers = self.writers[inputs]
+        caches = [cache.reshape(-1, beams, *cache.shape[1:]) for cache in self.caches]
+        used = [cache[:, :, :, : self.length] for cache in caches]
         self.rows = len(inputs)
-        for name, array in self.source.items():
-            move_to_front(array, inputs)
-            self.source[name] = array[: self.rows]
-        for cache in self.caches:
-            by_input = cache.reshape(-1, beams, *cache.shape[1:])
-            move_to_front(by_input[:, :, :, : self.length], inputs)
+        moved = np.flatnonzero(inputs != np.arange(self.rows))
+        for array in (*self.source.values(), *used):
+            array[moved] = array[inputs[moved]]
+        self.source = {name: array[: self.rows] for name, array in self.source.items()}
         self.bind(beams, [array[: self.rows * beams] for array in self.arrays])
         self.writers[:] = writers
 
@@ -273,10 +269,3 @@ class CpuBeamRows:
     def close(self) -> None:
         """Leave the memory of the caches and results to the next rows of this thread."""
         self.memory.give_back(self.arrays)
-
-
-def move_to_front(array: np.ndarray, rows: np.ndarray) -> None:
-    """Copy the `rows` of `array` to its front, in this order and in place. No row may move to a
-    larger index."""
-    for place in np.flatnonzero(rows != np.arange(len(rows))):
-        array[place] = array[rows[place]]
