@@ -48,7 +48,7 @@ def generate_rows(
         padded = runtime.batch([rows[row] for row in indices])
         of_rows = None if seeds is None else [seeds[row] for row in indices]
         inputs = runtime.runtime.inputs(*padded, starts, shared, is_scored, of_rows)
-        if are_aligned or unknown_token is not None:
+        if any(aligned) or unknown_token is not None:
             inputs = [
                 dataclasses.replace(of_row, is_aligned=aligned[row], unknown_token=unknown_token)
                 for row, of_row in zip(indices, inputs, strict=True)
