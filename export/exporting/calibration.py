@@ -20,7 +20,6 @@ from vanilla_transformer.training.data import read_all_lines
 from ..graphs.input_scales import Calibration, InputStatistics
 from ..graphs.weights import bare
 from ..heads import HEADS, READS_CHOICES
-from ..proof.torch import SHORTLISTED
 from ..text.checks import check_tokens
 
 LINES = 512  # first lines of the text
@@ -125,9 +124,7 @@ def observe_inputs(model: PreTrainedModel) -> Iterator[Calibration]:
         calibration.observe(name, InputStatistics.sample(rows, generator))
 
     layers = {
-        bare(name.removesuffix(SHORTLISTED)): layer
-        for name, layer in model.named_modules()
-        if isinstance(layer, nn.Linear)
+        bare(name): layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)
     }
     hooks = [
         layer.register_forward_pre_hook(partial(observe, name=name))

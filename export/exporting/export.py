@@ -276,7 +276,7 @@ def describe(
 
     write_manifest(directory, **facts, **graphs.facts({}))  # needed to read the graphs
     model, info = checkpoint.model, open_export(directory)
-    with torch_model(model, info):
+    with torch_model(model, graphs.source.shortlist):
         reference = make_reference(model, info) if options.generate is None else None
         if reference is not None:
             files = TorchFiles(checkpoint.source.root)

@@ -161,9 +161,9 @@ def calibrate_inputs(
 ) -> Calibration:
     from vanilla_transformer.checkpoint import load_tokenizer
 
-    from ..proof.torch import with_shortlist
+    from ..proof.torch import torch_model
     from .calibration import calibrate
 
     assert checkpoint.model is not None  # see `options.check_calibrate`
-    with with_shortlist(checkpoint.model, tokens):
+    with torch_model(checkpoint.model, tokens):
         return calibrate(checkpoint.model, load_tokenizer(checkpoint.source.directory), text)

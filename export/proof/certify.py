@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,9 +118,9 @@ def certify(
     check_files(info)
     reference = Reference.read(info.directory)
     certificate = Certificate(info, changes)
-    arguments = {"device": device, "threads": threads, "changes": changes}
+    open_runtime = partial(Runtime, info.directory, device=device, threads=threads, changes=changes)
     dtypes = info.dtypes if dtype is None else [dtype]
-    for check in run_checks(certificate, reference, dtypes, arguments):
+    for check in run_checks(certificate, reference, open_runtime, dtypes):
         certificate.checks.append(check)
         tell(check)
     return certificate
@@ -136,31 +137,37 @@ def check_files(info: ExportInfo) -> None:
 
 
 def run_checks(
-    certificate: Certificate, reference: Reference, dtypes: list[str], arguments: dict[str, Any]
+    certificate: Certificate,
+    reference: Reference,
+    open_runtime: Callable[..., Runtime],
+    dtypes: list[str],
 ) -> Iterator[Check]:
     """Yield the checks of the export of `certificate`, then those of each dtype.
 
     It sets the device, kernels and speed of `certificate`; the caller adds the checks. A check that
-    fails is yielded too. `arguments` are those of `Runtime` besides the dtype.
+    fails is yielded too. `open_runtime` opens the export with a `dtype`.
     """
     manifest = certificate.info.manifest
     files = f"{len(manifest['files'])} with the hashes of manifest.json"
     yield Check("", "files", Comparison(True, files))
     yield Check("", "manifest", compare_manifests(manifest, reference))
     for dtype in dtypes:
-        yield from check_dtype(certificate, reference, dtype, arguments)
+        yield from check_dtype(certificate, reference, open_runtime, dtype)
 
 
 def check_dtype(
-    certificate: Certificate, reference: Reference, dtype: str, arguments: dict[str, Any]
+    certificate: Certificate,
+    reference: Reference,
+    open_runtime: Callable[..., Runtime],
+    dtype: str,
 ) -> Iterator[Check]:
     """Yield the checks of one dtype: a single failed one if the export cannot be opened or run.
 
-    Raises UsageError for `arguments` of `Runtime` that it does not support, and OSError for a
+    Raises UsageError for arguments of `open_runtime` that it does not support, and OSError for a
     device that is not available.
     """
     try:
-        runtime = Runtime(certificate.info.directory, dtype=dtype, **arguments)
+        runtime = open_runtime(dtype=dtype)
         subject = Subject(runtime, reference, stored_tolerance(reference, dtype))
         _ = subject.results
     except (UsageError, OSError):
@@ -177,11 +184,4 @@ def check_dtype(
     yield Check(dtype, "kernels", attempt(subject.check_kernels, kernels))
     for name, check in (subject.checks | subject.checks_of_machine).items():
         yield Check(dtype, name, attempt(check))
-    yield Check(dtype, "speed", attempt(measure_speed, certificate.speed, subject))
-
-
-def measure_speed(speeds: dict[str, dict[str, float]], subject: Subject) -> Comparison:
-    """Measure the speed, and store it in `speeds` by dtype."""
-    speeds[subject.runtime.dtype] = speed = subject.speed()
-    [(unit, number)] = speed.items()
-    return Comparison(True, f"{number:.0f} {unit.replace('_', ' ')}")
+    yield Check(dtype, "speed", attempt(subject.measure_speed, certificate.speed))

@@ -4,7 +4,7 @@ import json
 import reprlib
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +16,6 @@ import numpy as np
 from ..engine.model import CANDIDATES, OnnxModel, find_target, main_roles
 from ..errors import RequestError
 from ..heads import EMBED, HEADS
-from ..inference.export_info import ExportInfo
 from ..runtime import Runtime
 from ..specs import alignment
 from .compare import (
@@ -37,7 +36,7 @@ from .outcome import (
     served_outputs,
     served_sequences,
 )
-from .reference import FILE, TORCH, Arrays, Reference, manifest_facts, sample
+from .reference import FILE, TORCH, Arrays, Reference, manifest_facts, sampled
 
 # errors of a check, after which the others still run; the last are of a manifest that lacks fields
 FAILURES = (ValueError, OSError, RuntimeError, RequestError, LookupError, TypeError)
@@ -63,17 +62,15 @@ class Subject:
         return self.run(self.model)
 
     def run(self, model: OnnxModel) -> Arrays:
-        results = outcome(model, self.reference) | searches(model, self.reference)
-        return {name: sample(values) for name, values in results.items()}
+        return sampled(outcome(model, self.reference) | searches(model, self.reference))
 
     @cached_property
     def real(self) -> Arrays:
         """True for values of the outputs and logits in `results` that are not of padding."""
-        real = self.reference.real_values(self.model.info)
-        return {name: sample(values) for name, values in real.items()}
+        return sampled(self.reference.real_values(self.model.info))
 
     def stored(self, source: str) -> Arrays:
-        return {name: sample(array) for name, array in self.reference.results[source].items()}
+        return sampled(self.reference.results[source])
 
     @property
     def is_recorded(self) -> bool:
@@ -94,11 +91,6 @@ class Subject:
         return expected_tolerance(self.model.info, self.runtime.dtype)
 
     @property
-    def repeated_tolerance(self) -> Tolerance:
-        """The tolerance of a run that repeats another: the same bits on a CPU."""
-        return SAME_BITS if self.runtime.device == "cpu" else self.expected_tolerance
-
-    @property
     def row_tolerance(self) -> Tolerance:
         """The tolerance of a row in another batch: the same bits where a target multiplies
         integers, with a scale for each row. In portable int8 the rows of a batch share a scale."""
@@ -106,80 +98,75 @@ class Subject:
         return SAME_BITS if has_row_scales else self.tolerance
 
     @property
-    def checks(self) -> dict[str, Callable[[], Report | Comparison]]:
+    def checks(self) -> dict[str, Callable[[], Comparison]]:
         """The checks of what the graphs compute, by name."""
-        checks: dict[str, Callable[[], Report | Comparison]] = {"outputs": self.check_outputs}
-        if self.is_recorded:
-            checks["recorded outputs"] = self.check_recorded
-        if self.model.info.generates:
-            checks |= {"greedy search": self.check_greedy, "beam search": self.check_beams}
-        if CANDIDATES in self.model.info.specs:
-            checks["best tokens"] = self.check_candidates
-        if EMBED in HEADS[self.model.info.architecture].tasks:
-            checks["vectors"] = self.check_vectors
-        if alignment.ROLE in self.model.info.specs:
-            checks["alignment"] = self.check_alignment
-        if self.model.info.step:  # which has a graph of its own
-            checks["served requests"] = self.check_served
-        return checks
+        info = self.model.info
+        checks = (
+            ("outputs", True, self.check_outputs),
+            ("recorded outputs", self.is_recorded, self.check_recorded),
+            ("greedy search", info.generates, self.check_greedy),
+            ("beam search", info.generates, self.check_beams),
+            ("best tokens", CANDIDATES in info.specs, self.check_candidates),
+            ("vectors", EMBED in HEADS[info.architecture].tasks, self.check_vectors),
+            ("alignment", alignment.ROLE in info.specs, self.check_alignment),
+            # a decode step has a graph of its own
+            ("served requests", bool(info.step), self.check_served),
+        )
+        return {name: check for name, applies, check in checks if applies}
 
     @property
-    def checks_of_machine(self) -> dict[str, Callable[[], Report]]:
+    def checks_of_machine(self) -> dict[str, Callable[[], Comparison]]:
         """The checks of other runs and batches, which depend on the machine more than on the
         export."""
         return {
             "second thread": self.check_thread,
-            "rows alone": self.check_rows,
+            "rows alone": lambda: self.rows_alone.comparison,
             "served requests": self.check_served,
         }
 
+    def compare(
+        self, tolerance: Tolerance, results: Arrays, expected: Arrays, min_compared: int = 0
+    ) -> Comparison:
+        report = Report(tolerance, min_compared=min_compared)
+        report.compare_all(results, expected, self.real)
+        return report.comparison
+
     # ------------------------------------------------------------------- results of the reference
 
-    def check_outputs(self) -> Report:
-        """Compare the outputs of the first run with torch's.
+    def first(self, names: Iterable[str]) -> Arrays:
+        """Return the results `names` of the first run, which starts if no other check did."""
+        return {name: self.results[name] for name in names}
 
-        This starts the first run if no other check did. A difference raises no error: it is in the
-        report.
-        """
-        return self.compare_outputs(self.tolerance, self.results, self.stored(TORCH))
+    def check_outputs(self) -> Comparison:
+        """Compare the outputs of the first run with torch's."""
+        return self.compare(self.tolerance, self.first(self.real), self.stored(TORCH))
 
-    def check_recorded(self) -> Report:
+    def check_recorded(self) -> Comparison:
         """Compare the outputs of the first run with those that the export had when it was
         written."""
-        return self.compare_outputs(self.expected_tolerance, self.results, self.expected)
+        return self.compare(self.expected_tolerance, self.first(self.real), self.expected)
 
-    def compare_outputs(self, tolerance: Tolerance, results: Arrays, expected: Arrays) -> Report:
-        report = Report(tolerance)
-        report.compare_all("", results, expected, self.real)
-        return report
+    def check_greedy(self) -> Comparison:
+        tokens = self.first(["greedy"])
+        return self.compare(self.expected_tolerance, tokens, self.expected, MIN_TOKENS)
 
-    def check_greedy(self) -> Report:
-        report = Report(self.expected_tolerance, min_compared=MIN_TOKENS)
-        report.compare_greedy([*self.results["greedy"]], self.expected)
-        return report
-
-    def check_beams(self) -> Report:
+    def check_beams(self) -> Comparison:
         """Compare the scores of beam search: several sequences may be the best."""
-        report = Report(self.expected_tolerance)
-        report.compare_beams(self.results["beam_scores"], self.expected)
-        return report
+        return self.compare(self.expected_tolerance, self.first(["beam_scores"]), self.expected)
 
-    def check_candidates(self) -> Report:
+    def check_candidates(self) -> Comparison:
         """Compare beam search with the graph that returns best tokens with the first run, which had
         logits."""
-        first = {**self.expected, **self.results}
+        _ = self.results
         self.model.open_candidates()
-        report = Report(self.repeated_tolerance)
-        report.compare_beams(searches(self.model, self.reference)["beam_scores"], first)
-        return report
+        scores = searches(self.model, self.reference)["beam_scores"]
+        return self.compare_repeated({"beam_scores": scores})
 
-    def check_alignment(self) -> Report:
-        report, name = Report(self.expected_tolerance), alignment.OUTPUT
-        weights = sample(alignment_weights(self.model, self.reference)[name])
-        report.compare(name, weights, self.expected[name], np.ones(len(weights), bool))
-        return report
+    def check_alignment(self) -> Comparison:
+        weights = sampled(alignment_weights(self.model, self.reference))
+        return self.compare(self.expected_tolerance, weights, self.expected)
 
-    def check_vectors(self) -> Report | Comparison:
+    def check_vectors(self) -> Comparison:
         """Compare what the heads beside the graph make of fixed states with what they make with the
         weights that torch read in the checkpoint. Both are in float32, whatever the dtype is."""
         info, expected, report = self.model.info, self.reference.results[TORCH], Report()
@@ -187,12 +174,12 @@ class Subject:
             if name not in expected:
                 return Comparison(True, f"no {name} in {FILE}", "one: export again", is_weak=True)
             pair = np.stack([values, expected[name]]) / (np.abs(expected[name]).max() or 1)
-            report.compare(name, pair[:1], pair[1:], np.ones(1, bool))
-        return report
+            report.compare(name, pair[:1], pair[1:])
+        return report.comparison
 
     # ----------------------------------------------------------------------------- repeated runs
 
-    def check_profiled(self, directory: Path) -> Report:
+    def check_profiled(self, directory: Path) -> Comparison:
         """Compare a run in separate sessions, which capture no CUDA graph, with the first run.
 
         The sessions write profiles to `directory` when they are closed.
@@ -201,18 +188,15 @@ class Subject:
         model = OnnxModel(info, self.runtime.threads, **settings).open(main_roles(info))
         return self.compare_repeated(self.run(model))
 
-    def check_thread(self) -> Report:
+    def check_thread(self) -> Comparison:
         """Compare a run in another thread with the first run."""
         with ThreadPoolExecutor(1) as pool:
             return self.compare_repeated(pool.submit(self.run, self.model).result())
 
-    def compare_repeated(self, results: Arrays) -> Report:
-        first = {**self.expected, **self.results}
-        report = self.compare_outputs(self.repeated_tolerance, results, first)
-        if self.model.info.generates:
-            report.compare_greedy([*results["greedy"]], first)
-            report.compare_beams(results["beam_scores"], first)
-        return report
+    def compare_repeated(self, results: Arrays) -> Comparison:
+        """Compare `results` of another run with the first run: the same bits on a CPU."""
+        tolerance = SAME_BITS if self.runtime.device == "cpu" else self.expected_tolerance
+        return self.compare(tolerance, results, {**self.expected, **self.results})
 
     # ------------------------------------------------------------------------------- other batches
 
@@ -225,46 +209,34 @@ class Subject:
         """The comparison of each row alone, without padding, with the same row in the batch."""
         return self.compare_rows([outcome(self.model, row) for row in self.single_rows])
 
-    def check_rows(self) -> Report:
-        return self.rows_alone
-
     def compare_rows(self, alone: Sequence[Arrays]) -> Report:
         """Compare the outputs of requests of one row each with those of all rows in one batch.
 
         The requests have the rows of the reference in turn.
         """
-        report, batch = Report(self.row_tolerance), outcome(self.model, self.reference)
+        report, info = Report(self.row_tolerance), self.model.info
+        batch, real = outcome(self.model, self.reference), self.reference.real_values(info)
         for place, outputs in enumerate(alone):
             row = place % len(self.single_rows)
+            real_alone = self.single_rows[row].real_values(info)
             for name, array in batch.items():
-                expected = real_part(self.reference, self.model.info, name, array, row)
-                values = real_part(self.single_rows[row], self.model.info, name, outputs[name], 0)
-                real = np.ones(len(expected), bool)
-                report.compare(f"{name} of request {place}", values, expected, real)
+                values, expected = outputs[name][real_alone[name]], array[row][real[name][row]]
+                report.compare(f"{name} of request {place}", values, expected)
         return report
 
-    def check_served(self) -> Report:
+    def check_served(self) -> Comparison:
         """Run requests at the same time, as `serve` does, and check their results.
 
         For a model that generates, compare tokens and log probabilities with `expected`. For other
         models, compare each row's outputs with its outputs in one batch of all rows.
         """
         if not self.model.info.generates:
-            return self.compare_rows(served_outputs(self.model, self.single_rows))
-        greedy, logprobs = served_sequences(self.model, self.reference)
-        report, expected = Report(self.served_tolerance), self.expected
-        report.compare_greedy(greedy, expected)
-        rows = np.arange(len(logprobs)) % self.reference.num_rows
-        expected = {name: expected[name][rows] for name in ("logprobs", "scales")}
-        report.compare_scores("log probabilities", logprobs, *expected.values())
-        return report
-
-    @property
-    def served_tolerance(self) -> Tolerance:
-        """The tolerance in other batches: rows of some exports depend on each other a little."""
+            return self.compare_rows(served_outputs(self.model, self.single_rows)).comparison
+        results = served_sequences(self.model, self.reference)
+        # rows of some exports depend on each other a little
         tolerance = self.expected_tolerance
         largest = max(tolerance.max_error, 2 * self.rows_alone.max_error)
-        return tolerance._replace(max_error=largest)
+        return self.compare(tolerance._replace(max_error=largest), results, self.expected)
 
     # -------------------------------------------------------------------------------- the machine
 
@@ -283,20 +255,17 @@ class Subject:
         )
         return Comparison(is_whole, seen, "decoders on one provider, 0 Memcpy")
 
-    def speed(self) -> dict[str, float]:
-        """Return the tokens per second of greedy search, or the rows per second of other models."""
+    def measure_speed(self, speeds: dict[str, dict[str, float]]) -> Comparison:
+        """Measure the tokens per second of greedy search, or the rows per second of other models.
+        Store the number by dtype and unit in `speeds`."""
         if self.model.info.generates:
+            unit, count = "tokens_per_second", self.results["greedy"].size
             seconds = fastest(run_together, self.model, self.reference.rows(self.model.info))
-            return {"tokens_per_second": self.results["greedy"].size / seconds}
-        seconds = fastest(outcome, self.model, self.reference)
-        return {"rows_per_second": self.reference.num_rows / seconds}
-
-
-def real_part(
-    reference: Reference, info: ExportInfo, name: str, values: np.ndarray, row: int
-) -> np.ndarray:
-    """Return the `values` of one row of the output `name`, without those of padding."""
-    return values[row][reference.real_values(info)[name][row]]
+        else:
+            unit, count = "rows_per_second", self.reference.num_rows
+            seconds = fastest(outcome, self.model, self.reference)
+        speeds[self.runtime.dtype] = {unit: count / seconds}
+        return Comparison(True, f"{count / seconds:.0f} {unit.replace('_', ' ')}")
 
 
 def stored_tolerance(reference: Reference, dtype: str) -> Tolerance:
@@ -304,14 +273,12 @@ def stored_tolerance(reference: Reference, dtype: str) -> Tolerance:
     return Tolerance(**reference.manifest["variants"][dtype]["tolerance"])
 
 
-def attempt(check: Callable[..., Report | Comparison], *args: Any) -> Comparison:
-    """Return the comparison of `check(*args)`, or a failed one with its error if that is in
-    `FAILURES`."""
+def attempt(check: Callable[..., Comparison], *args: Any) -> Comparison:
+    """Return `check(*args)`, or a failed comparison with its error if that is in `FAILURES`."""
     try:
-        result = check(*args)
+        return check(*args)
     except FAILURES as error:
         return failed(error)
-    return result.comparison if isinstance(result, Report) else result
 
 
 def failed(error: Exception) -> Comparison:

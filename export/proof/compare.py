@@ -1,6 +1,6 @@
 """Comparisons of the results of an export with expected ones: errors by dtype, and near ties."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,13 +19,14 @@ class Tolerance(NamedTuple):
     max_error: float
     mean_error: float
 
-    def problem(self, max_error: float, mean_error: float) -> str | None:
-        """Return a message with the first error that is too high and its maximum, or `None` if none
-        is."""
-        for name, error, allowed in zip(("largest", "mean"), (max_error, mean_error), self):
-            if not error <= allowed:  # NaN is too high
-                return f"{name} error {error:.1e}, expected at most {allowed:g}"
-        return None
+    def is_clear(self, margins: np.ndarray) -> np.ndarray:
+        """Return where `margins` of two logits are too large for errors to swap the logits."""
+        return margins > 2 * self.max_error
+
+    def clear_lengths(self, margins: np.ndarray) -> np.ndarray:
+        """Return how many tokens of each row are before the first near tie, for `margins` (B, T)
+        that are 0 after the end."""
+        return np.logical_and.accumulate(self.is_clear(margins), axis=1).sum(axis=1)
 
     def __str__(self) -> str:
         if not self.max_error:
@@ -44,6 +45,8 @@ TOLERANCES = {
     "int8": Tolerance(1.5, 0.15),
     "int4": Tolerance(3.5, 0.35),
 }
+# log probabilities among the results, with their names in problems
+SCORES = {"beam_scores": "beam scores", "logprobs": "log probabilities"}
 RECORDED = ("int8", "int4")  # dtypes whose errors against torch hide others
 SAME_BITS = Tolerance(0.0, 0.0)
 
@@ -99,8 +102,7 @@ class Report:
     @property
     def failures(self) -> list[str]:
         """All problems, and the mean error of all values if it is too high."""
-        mean = self.tolerance.problem(0, self.mean_error)
-        return self.problems if mean is None else [*self.problems, mean]
+        return self.problems + too_high("mean", self.mean_error, self.tolerance.mean_error)
 
     def summary(self) -> dict[str, Any]:
         return {
@@ -144,58 +146,62 @@ class Report:
 
     # --------------------------------------------------------------------------------- comparisons
 
-    def compare_all(self, title: str, results: Arrays, expected: Arrays, real: Arrays) -> None:
-        """Compare all results that `expected` and `real` have, see `compare`. `title` begins the
-        names in problems."""
-        for name, array in expected.items():
-            if name in real:
-                self.compare(f"{title}{name}", results[name], array, real[name])
+    def compare_all(
+        self, results: Mapping[str, Any], expected: Arrays, real: Arrays, title: str = ""
+    ) -> None:
+        """Compare `results` with `expected` by name: the tokens of greedy search, scores, and all
+        other values where `real` is True. `title` begins the names of outputs in problems."""
+        for name, values in results.items():
+            if name == "greedy":
+                self.compare_greedy(values, expected)
+            elif name in SCORES:
+                self.compare_scores(name, values, expected)
+            elif name != "beams":  # several may be the best
+                self.compare(title + name, values, expected[name], real.get(name))
 
     def compare(
-        self, name: str, values: np.ndarray, expected: np.ndarray, real: np.ndarray
+        self,
+        name: str,
+        values: np.ndarray,
+        expected: np.ndarray,
+        real: np.ndarray | None = None,
     ) -> None:
         """Add the errors of `values` against `expected`, both (B, ..., C), and their choices if the
         `name` ends with "logits".
 
-        Only places where the boolean `real` (B, ...) is True count. If an error there is not
-        finite, that is a problem, and nothing is counted.
+        Only places where the boolean `real` (B, ...) is True count, by default all. If an error
+        there is not finite, that is a problem, and nothing is counted.
         """
         if values.shape != expected.shape:
             self.problems.append(f"{name} has shape {values.shape}, expected {expected.shape}")
             return
-        cleared = [without_padding(array, real, 0) for array in (values, expected)]
-        errors = relative_errors(*cleared)[real]
+        if real is None:
+            real = np.ones(len(values), bool)
+        values, expected = (real_vectors(array, real) for array in (values, expected))
+        errors = relative_errors(values, expected)
         if not np.isfinite(errors).all():
             self.problems.append(f"{name}: some values are not finite")
             return
-        errors = errors[np.isfinite(expected[real])]  # tokens outside a shortlist have no logit
+        errors = errors[np.isfinite(expected)]
         self.values += errors.size
         self.error_sum += float(errors.sum())
         self.check(name, float(errors.max(initial=0)))
         if name.endswith("logits") and values.shape[-1] > 1:
-            self.compare_choices(name, values, expected, real)
+            self.compare_choices(name, values, expected)
 
     def check(self, name: str, max_error: float) -> None:
         self.is_measured = True
         self.max_error = max(self.max_error, max_error)
-        if problem := self.tolerance.problem(max_error, 0):
-            self.problems.append(f"{name}: {problem}")
+        problems = too_high("largest", max_error, self.tolerance.max_error)
+        self.problems += [f"{name}: {problem}" for problem in problems]
 
-    def compare_choices(
-        self, name: str, logits: np.ndarray, expected: np.ndarray, real: np.ndarray
-    ) -> None:
-        """Count how often `logits` and `expected`, both (B, ..., V), have the same largest logit.
+    def compare_choices(self, name: str, logits: np.ndarray, expected: np.ndarray) -> None:
+        """Count how often `logits` and `expected`, both (N, V), have the same largest logit.
 
         Choices that differ are ties if the margin in `expected` is small, else a problem.
         """
-        if logits.shape == real.shape:  # the choice is a token or one of the choices
-            logits, expected = (
-                without_padding(values, real, -np.inf) for values in (logits, expected)
-            )
-            real = np.asarray(real.any(axis=-1))
-        logits, expected = logits[real], expected[real]
         differs = logits.argmax(axis=-1) != expected.argmax(axis=-1)
-        ties = differs & ~self.is_clear(relative_margins(expected))
+        ties = differs & ~self.tolerance.is_clear(relative_margins(expected))
         self.count(name, len(logits), int((~differs).sum()), int(ties.sum()))
 
     def count(self, name: str, choices: int, agreeing: int, ties: int) -> None:
@@ -205,42 +211,49 @@ class Report:
         if wrong := choices - agreeing - ties:
             self.problems.append(f"{name}: {wrong} of {choices - ties} choices differ")
 
-    def is_clear(self, margins: np.ndarray) -> np.ndarray:
-        return margins > 2 * self.tolerance.max_error
-
     def compare_greedy(self, rows: Sequence[np.ndarray], expected: Arrays) -> None:
         """Compare the tokens of each of `rows` (T,) with those of greedy search in `expected`.
 
         If there are more `rows` than in `expected`, these start again. A row is compared up to its
         first near tie or its end.
         """
-        lengths = clear_lengths(expected["greedy_margins"], self.tolerance)
+        lengths = self.tolerance.clear_lengths(expected["greedy_margins"])
         for place, row in enumerate(rows):
             tokens = expected["greedy"][place % len(lengths)]
             clear = lengths[place % len(lengths)]
             same = (row[:clear] == tokens[: len(row)][:clear]).sum()
             self.count(f"tokens of row {place}", len(tokens), int(same), len(tokens) - int(clear))
 
-    def compare_beams(self, scores: np.ndarray, expected: Arrays) -> None:
-        scale = expected["scales"].max()
-        self.compare_scores("beam scores", scores, expected["beam_scores"], scale)
-
-    def compare_scores(
-        self, name: str, scores: np.ndarray, expected: np.ndarray, scale: np.ndarray
-    ) -> None:
-        """Add the largest error of log probabilities, whose logits have this `scale`.
+    def compare_scores(self, name: str, scores: np.ndarray, expected: Arrays) -> None:
+        """Add the largest error of log probabilities, of tokens (N, T) or of sequences (N,), whose
+        logits have the `scales` in `expected`. Rows of `expected` are repeated for more scores.
 
         A log probability is the difference of two numbers, each with the error of a logit, so the
         tolerance is that of half its error.
         """
+        rows = np.arange(len(scores)) % len(expected[name])
+        exact, scales = expected[name][rows], expected["scales"][rows]
         with np.errstate(invalid="ignore"):  # both are minus infinity outside a shortlist
-            errors = np.where(scores == expected, 0, np.abs(scores - expected)) / (2 * scale)
-        self.check(name, float(errors.max()))
+            errors = np.where(scores == exact, 0, np.abs(scores - exact))
+        errors /= 2 * (scales if scores.ndim > 1 else scales.max())
+        self.check(SCORES[name], float(errors.max()))
 
 
-def without_padding(values: np.ndarray, real: np.ndarray, fill: float) -> np.ndarray:
-    """Return `values` (B, ..., C) with `fill` where the boolean `real` (B, ...) is False."""
-    return np.where(real[(...,) + (None,) * (values.ndim - real.ndim)], values, fill)
+def too_high(kind: str, error: float, allowed: float) -> list[str]:
+    """Return a message about an error of this `kind` and its maximum, or none if it is allowed."""
+    is_allowed = error <= allowed  # NaN is not
+    return [] if is_allowed else [f"{kind} error {error:.1e}, expected at most {allowed:g}"]
+
+
+def real_vectors(values: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """Return the vectors (N, C) of `values` (B, ..., C) where the boolean `real` (B, ...) is True.
+
+    If `real` has the shape of `values`, as for logits of a place or a choice, all that is not real
+    in a vector is minus infinity, like a token outside a shortlist.
+    """
+    if values.shape == real.shape:
+        values, real = np.where(real, values, -np.inf), np.asarray(real.any(axis=-1))
+    return values[real]
 
 
 def relative_errors(values: np.ndarray, expected: np.ndarray) -> np.ndarray:
@@ -269,9 +282,3 @@ def relative_margins(logits: np.ndarray) -> np.ndarray:
     second, best = np.moveaxis(np.partition(logits, -2, axis=-1)[..., -2:], -1, 0)
     with np.errstate(invalid="ignore"):  # of a sample without tokens of a shortlist
         return (best - second) / error_scale(logits)[..., 0]
-
-
-def clear_lengths(margins: np.ndarray, tolerance: Tolerance) -> np.ndarray:
-    """Return how many tokens of each row are before the first near tie, for `margins` (B, T) that
-    are 0 after the end."""
-    return np.logical_and.accumulate(margins > 2 * tolerance.max_error, axis=1).sum(axis=1)

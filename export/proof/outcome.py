@@ -51,21 +51,16 @@ def searches(model: OnnxModel, reference: Reference) -> Arrays:
     """
     if not model.info.generates:
         return {}
-    beams, scores = sequences(model, reference, num_beams=BEAMS)
-    greedy, _ = sequences(model, reference)
-    return {"greedy": greedy, "beams": beams, "beam_scores": np.array(scores, np.float32)}
-
-
-def sequences(
-    model: OnnxModel, reference: Reference, **options: Any
-) -> tuple[np.ndarray, list[float | None]]:
-    """Return the new tokens (B, T) and the scores of the rows of `reference`, with `options`
-    besides its own."""
-    rows = reference.rows(model.info, **options)
-    results = [sequence for [sequence] in run_together(model, rows)]
-    fill = rows[0].options.fill_token_id
-    tokens, _ = pad_sequences([result.tokens for result in results], fill)
-    return tokens, [result.score for result in results]
+    beams, greedy = (
+        [sequence for [sequence] in run_together(model, reference.rows(model.info, **options))]
+        for options in ({"num_beams": BEAMS}, {})
+    )
+    tokens, best = (
+        pad_sequences([row.tokens for row in rows], reference.generation_options.fill_token_id)[0]
+        for rows in (greedy, beams)
+    )
+    scores = np.array([row.score for row in beams], np.float32)
+    return {"greedy": tokens, "beams": best, "beam_scores": scores}
 
 
 def run_together(model: OnnxModel, rows: Sequence[GenerationInput]) -> list[list[Generated]]:
@@ -163,11 +158,11 @@ def token_facts(logits: np.ndarray, reference: Reference) -> Arrays:
 # ------------------------------------------------------------------------- many requests at a time
 
 
-def served_sequences(model: OnnxModel, reference: Reference) -> tuple[list[np.ndarray], np.ndarray]:
+def served_sequences(model: OnnxModel, reference: Reference) -> dict[str, Any]:
     """Return the results of `REQUESTS` requests that run at the same time in the batches of
-    `serve`: (tokens, logprobs).
+    `serve`: the rows `greedy` and the array `logprobs`.
 
-    One half generates the `tokens` (T,) of greedy search. The other half has the reference's tokens
+    One half generates the tokens (T,) of greedy search. The other half has the reference's tokens
     in the prompt and reports their log probabilities (B, T). The requests of each half have the
     rows of the reference in turn.
     """
@@ -185,7 +180,8 @@ def served_sequences(model: OnnxModel, reference: Reference) -> tuple[list[np.nd
         [token.logprob for token in (sequence.prompt_logprobs or [])[-count:]]
         for sequence in sequences[1::2]
     ]
-    return [np.array(sequence.tokens) for sequence in sequences[::2]], np.array(logprobs)
+    greedy_tokens = [np.array(sequence.tokens) for sequence in sequences[::2]]
+    return {"greedy": greedy_tokens, "logprobs": np.array(logprobs)}
 
 
 def scored_input(row: GenerationInput, tokens: np.ndarray) -> GenerationInput:

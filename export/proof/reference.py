@@ -29,7 +29,6 @@ MAX_SIZE = 48  # of each axis of a stored result after the first; larger ones ar
 # fields of the manifest that the reference repeats
 FACTS = ("architecture", "model_type", "target", "activations", "opset", "step")
 VARIANT_FACTS = ("graphs", "tolerance")
-GENERATION_INPUTS = ("input_ids", "attention_mask", "start")
 PADDED = ("input_ids", "attention_mask", "token_type_ids")  # as long as the mask
 LENGTHS = (40, 17, 6)  # tokens of the rows of a reference; learned positions are a limit
 NEW_TOKENS = 20
@@ -66,7 +65,7 @@ class Reference:
         """
         arrays = {f"inputs/{name}": array for name, array in self.inputs.items()}
         for source, results in self.results.items():
-            arrays |= {f"{source}/{name}": sample(array) for name, array in results.items()}
+            arrays |= {f"{source}/{name}": array for name, array in sampled(results).items()}
         facts = {"manifest": manifest_facts(manifest), "options": self.options}
         content = np.array(json.dumps(facts, sort_keys=True))
         with open(directory / FILE, "wb") as file:
@@ -119,22 +118,26 @@ class Reference:
         return dataclasses.replace(self, inputs=feeds, results={})
 
     @property
+    def start(self) -> np.ndarray | None:
+        """Tokens (B, P) that a decoder of seq2seq begins with."""
+        return self.inputs.get("start")
+
+    @property
     def generation_options(self) -> Options:
         return Options(**self.options)
 
     def request(self) -> GenerationRequest:
         """Return the request that opens rows for the inputs."""
         ids, mask = self.inputs["input_ids"], self.inputs["attention_mask"]
-        resolved = self.generation_options
-        if (start := self.inputs.get("start")) is None:
-            return GenerationRequest(resolved, ids, mask)
-        return GenerationRequest(resolved, start, np.ones_like(start), (ids, mask))
+        if self.start is None:
+            return GenerationRequest(self.generation_options, ids, mask)
+        ones = np.ones_like(self.start)
+        return GenerationRequest(self.generation_options, self.start, ones, (ids, mask))
 
     def rows(self, info: ExportInfo, **options: Any) -> list[GenerationInput]:
         """Return the rows that the export `info` generates from, with `options` besides those of
         the reference."""
-        ids, mask, start = (self.inputs.get(name) for name in GENERATION_INPUTS)
-        assert ids is not None  # the reference is of a model that generates
+        ids, mask, start = self.inputs["input_ids"], self.inputs["attention_mask"], self.start
         first = None if start is None else int(start[0, 0])
         resolved = Options(**self.options, decoder_start_token_id=first, **options)
         return generation_inputs(info, ids, mask, start, resolved)
@@ -194,6 +197,10 @@ def sample(values: np.ndarray) -> np.ndarray:
             indices = np.linspace(0, size - 1, MAX_SIZE).round().astype(int)
             values = values.take(indices, axis)
     return values
+
+
+def sampled(results: Arrays) -> Arrays:
+    return {name: sample(values) for name, values in results.items()}
 
 
 # ------------------------------------------------------------------------------------- random rows

@@ -1,14 +1,13 @@
 """The results of torch for the inputs of a proof, under the names of `outcome`."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save
-from torch import nn
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from ..engine.alignments import recorded_heads
@@ -17,7 +16,7 @@ from ..heads import SPARSE_EMBEDDING
 from ..inference.export_info import ExportInfo
 from ..shared.files import PICKLE, PICKLED_HEAD, WEIGHTS
 from ..specs import alignment
-from .compare import Report, Tolerance, clear_lengths, expected_tolerance
+from .compare import Report, Tolerance, expected_tolerance
 from .outcome import BEAMS, greedy_margins, token_facts
 from .reference import (
     LENGTHS,
@@ -35,15 +34,20 @@ MIN_CLEAR = 30
 SOURCE = ("input_ids", "attention_mask")
 COPIES, ROUNDS = 4, 8  # rows of each length to choose from at a time, and how often at most
 
-# after the name of the projection to the vocabulary, its rows of the shortlist
-SHORTLISTED = ".product"
-
 
 @contextmanager
-def torch_model(model: PreTrainedModel, info: ExportInfo) -> Iterator[None]:
-    """Let `model` compute what the export of `info` does in the block: the logits of its shortlist
-    only. Gradients are off."""
-    with torch.no_grad(), with_shortlist(model, info.manifest.get("shortlist")):
+def torch_model(model: PreTrainedModel, shortlist: list[int] | None) -> Iterator[None]:
+    """Let `model` compute what its export does in the block: minus infinity for all tokens but
+    those of the `shortlist`, if there is one. Gradients are off."""
+    with torch.no_grad(), ExitStack() as stack:
+        if shortlist is not None:
+            head = model.get_output_embeddings()
+            is_excluded = torch.ones(head.out_features, dtype=torch.bool)
+            is_excluded[shortlist] = False
+            hook = head.register_forward_hook(
+                lambda layer, inputs, logits: logits.masked_fill(is_excluded, -torch.inf)
+            )
+            stack.callback(hook.remove)
         yield
 
 
@@ -57,11 +61,11 @@ def make_reference(model: PreTrainedModel, info: ExportInfo) -> Reference:
         reference.results[TORCH] = torch_outcome(model, info, reference)
         return reference
     reference, greedy = clear_rows(model, info, rng)
-    logits = next_logits(model, reference.feeds, reference.inputs["tokens"])
+    results = torch_outcome(model, info, reference)
     reference.results[TORCH] = {
-        **torch_outcome(model, info, reference),
+        **results,
         **greedy,
-        **token_facts(logits, reference),
+        **token_facts(results["logits"], reference),
         **search(model, reference, num_beams=BEAMS, output_scores=True),
         **alignment_weights(model, info, reference),
     }
@@ -76,22 +80,23 @@ def clear_rows(
     Of many rows of each length, the one is chosen that has the most tokens before a near tie.
     """
     tolerance = max(expected_tolerance(info, dtype) for dtype in info.dtypes)
-    rows: list[list[Arrays]] = [[] for _ in LENGTHS]
+    lengths = np.arange(len(LENGTHS))
+    rounds: list[Arrays] = []
     for _ in range(ROUNDS):
         candidates = reference_inputs(info, rng, copies=COPIES)
         greedy = search(model, candidates)["greedy"]
         margins = greedy_margins(next_logits(model, candidates.feeds, greedy), greedy, candidates)
-        facts = {"greedy": greedy, "greedy_margins": margins}
-        facts |= {"clear": clear_lengths(margins, tolerance), **candidates.inputs}
-        for row in range(len(greedy)):
-            rows[row % len(rows)].append({name: array[row] for name, array in facts.items()})
-        best = [max(same, key=lambda row: int(row["clear"])) for same in rows]
-        if sum(row["clear"] for row in best) >= MIN_CLEAR:
+        rounds.append({"greedy": greedy, "greedy_margins": margins, **candidates.inputs})
+        rows = {name: np.concatenate([arrays[name] for arrays in rounds]) for name in rounds[0]}
+        clear = tolerance.clear_lengths(rows["greedy_margins"]).reshape(-1, len(lengths))
+        best = {
+            name: array[clear.argmax(axis=0) * len(lengths) + lengths]
+            for name, array in rows.items()
+        }
+        if clear.max(axis=0).sum() >= MIN_CLEAR:
             break
-    batch = {name: np.stack([row[name] for row in best]) for name in facts}
-    inputs = {name: batch[name] for name in candidates.inputs}
-    searched = {name: batch[name] for name in ("greedy", "greedy_margins")}
-    return Reference(inputs, candidates.options), searched
+    searched = {name: best.pop(name) for name in ("greedy", "greedy_margins")}
+    return Reference(best, candidates.options), searched
 
 
 def torch_outcome(model: PreTrainedModel, info: ExportInfo, case: Reference) -> Arrays:
@@ -185,7 +190,7 @@ def alignment_weights(model: PreTrainedModel, info: ExportInfo, case: Reference)
 def search(model: PreTrainedModel, reference: Reference, **options: Any) -> Arrays:
     """Return what transformers generates from the inputs of `reference`, as `outcome.searches`
     does: `greedy` (B, T), or with `num_beams` the `beams` (B, T) and `beam_scores` (B,)."""
-    inputs, start = reference.inputs, reference.inputs.get("start")
+    inputs, start = reference.inputs, reference.start
     with without_settings(model, None if start is None else int(start[0, 0])):
         result = model.generate(  # type: ignore[operator]  # a model that generates
             **tensors(model, inputs, SOURCE),
@@ -247,7 +252,8 @@ def rounding(
             exact = torch_outcome(model, info, case)
         finally:
             model.float()
-        report.compare_all(title, case.results[TORCH], exact, case.real_values(info))
+        stored = {name: case.results[TORCH][name] for name in exact}
+        report.compare_all(stored, exact, case.real_values(info), title)
     return Tolerance(report.max_error, report.mean_error)
 
 
@@ -268,41 +274,3 @@ class TorchFiles(NamedTuple):
         is_pickle = path == paths[1]
         tensors = torch.load(path, "cpu", weights_only=True) if is_pickle else load_file(path)
         return save({key: tensor.float().contiguous() for key, tensor in tensors.items()})
-
-
-# ----------------------------------------------------------------------------------- shortlists
-
-
-class ShortlistHead(nn.Module):
-    """An output layer, (..., D) -> logits (..., V). `tokens` have the logits of their rows of
-    `head` (V, D), all others minus infinity."""
-
-    places: torch.Tensor
-
-    def __init__(self, head: nn.Linear, tokens: list[int]):
-        super().__init__()
-        self.product = nn.Linear(head.in_features, len(tokens), bias=head.bias is not None)
-        self.product.weight = nn.Parameter(head.weight[tokens].detach().clone())
-        if head.bias is not None:
-            self.product.bias = nn.Parameter(head.bias[tokens].detach().clone())
-        places = torch.full((head.out_features,), len(tokens))
-        places[tokens] = torch.arange(len(tokens))
-        self.register_buffer("places", places)
-
-    def forward(self, hidden_states):
-        logits = nn.functional.pad(self.product(hidden_states), (0, 1), value=-torch.inf)
-        return logits.index_select(-1, self.places)
-
-
-@contextmanager
-def with_shortlist(model: PreTrainedModel, tokens: list[int] | None) -> Iterator[PreTrainedModel]:
-    """Yield `model`, whose head gives all but `tokens` minus infinity in the block. None leaves it
-    unchanged."""
-    head = model.get_output_embeddings()
-    if tokens is not None:
-        model.lm_head = ShortlistHead(head, tokens)
-    try:
-        yield model
-    finally:
-        if tokens is not None:
-            model.lm_head = head

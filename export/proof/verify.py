@@ -1,14 +1,13 @@
 """The proof of an export against its checkpoint in torch."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..heads import model_class
-from ..inference.export_info import ExportInfo
 from ..runtime import Runtime
 from .checks import Subject, attempt, compare_manifests, stored_tolerance
 from .compare import TOLERANCES, Report, Tolerance
@@ -59,8 +58,11 @@ def verify(
     """
     runtime = Runtime(directory, device=device, dtype=dtype)
     check_same_model(runtime, model)
-    with torch_model(model, runtime.info):
-        return prove(runtime, model, find_reference(model, runtime.info), cases, seed)
+    info = runtime.info
+    with torch_model(model, info.manifest.get("shortlist")):
+        has_reference = (info.directory / FILE).is_file()
+        reference = Reference.read(info.directory) if has_reference else make_reference(model, info)
+        return prove(runtime, model, reference, cases, seed)
 
 
 def check_same_model(runtime: Runtime, model: "PreTrainedModel") -> None:
@@ -77,13 +79,6 @@ def check_same_model(runtime: Runtime, model: "PreTrainedModel") -> None:
             raise ValueError(
                 f"{export} has {name}={facts[name]!r}, expected {value!r} as in the checkpoint"
             )
-
-
-def find_reference(model: "PreTrainedModel", info: ExportInfo) -> Reference:
-    """Return the reference of an export, or a new one if it has none."""
-    if (info.directory / FILE).is_file():
-        return Reference.read(info.directory)
-    return make_reference(model, info)
 
 
 def prove(
@@ -103,7 +98,7 @@ def prove(
         report = Report(tolerance)
         for title, case in torch_cases(runtime, model, cases, seed):
             results, real = outcome(runtime.model, case, STEPS), case.real_values(runtime.info)
-            report.compare_all(f"{title}, ", results, case.results[TORCH], real)
+            report.compare_all(results, case.results[TORCH], real, f"{title}, ")
             report.cases += 1
         if reference is not None:
             if reference.manifest:
@@ -113,7 +108,7 @@ def prove(
 
     report = compare(TOLERANCES[runtime.dtype])
     if report.failures and runtime.dtype == "fp32":
-        compared: Iterable[tuple[str, Reference]] = torch_cases(runtime, model, cases, seed)
+        compared = torch_cases(runtime, model, cases, seed)
         if reference is not None and not reference.manifest:
             compared = chain([("reference", reference)], compared)
         report = compare(widened(rounding(model, runtime.info, compared)))
@@ -129,7 +124,7 @@ def widened(rounding: Tolerance) -> Tolerance:
 
 def torch_cases(
     runtime: Runtime, model: "PreTrainedModel", cases: int, seed: int
-) -> Iterator[tuple[str, Reference]]:
+) -> Iterable[tuple[str, Reference]]:
     """Yield the title and the random inputs of each case, with torch's results."""
     rng, info = np.random.default_rng(seed), runtime.info
     takes_empty = not info.generates or runtime.model.factory.supports_empty_prompts

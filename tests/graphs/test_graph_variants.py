@@ -55,7 +55,8 @@ def find_difference(checkpoint, directory, options):
     (directory / "config.json").write_text(json.dumps(checkpoint.config_json))
     write_manifest(directory, **manifest_facts(checkpoint, graphs), **graphs.facts({}))
     runtime = Runtime(directory, device="cpu")
-    with torch_model(checkpoint.model, runtime.info):  # without the reference that `verify` makes
+    # without the reference that `verify` makes
+    with torch_model(checkpoint.model, graphs.source.shortlist):
         report = prove(runtime, checkpoint.model, None, cases=3)
     shutil.rmtree(directory)
     max_mean_error = MAX_MEAN_ERROR.get(options.dtype)

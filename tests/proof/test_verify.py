@@ -297,8 +297,8 @@ def test_tokens_outside_shortlist_must_be_minus_infinity():
 
 def test_clearly_different_greedy_token_is_a_failure():
     report = Report()
-    expected, actual = np.array([[[0.0, 1.0, 0.5]]]), np.array([[[0.0, 0.5, 1.0]]])
-    report.compare_choices("case 0", actual, expected, np.ones((1, 1), bool))
+    expected, actual = np.array([[0.0, 1.0, 0.5]]), np.array([[0.0, 0.5, 1.0]])
+    report.compare_choices("case 0", actual, expected)
     assert (report.ties, report.failures) == (0, ["case 0: 1 of 1 choices differ"])
 
 
