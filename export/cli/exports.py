@@ -52,27 +52,18 @@ def export_arguments(parser: Parser) -> None:
 def export(args: argparse.Namespace) -> None:
     output = get_output(args)
 
-    from vanilla_transformer.outputs import output_path
-
     from ..exporting.export import export
     from ..exporting.options import FIELDS
 
-    for directory in [output] if args.triton is None else [output, args.triton]:
-        output_path(
-            directory, [text for text in (args.shortlist, args.calibrate) if text is not None]
-        )
     manifest = export(args.checkpoint, output, **set_options(args, FIELDS.values()))
     files = {name: facts["bytes"] for name, facts in manifest["files"].items()}
     parity = {dtype: facts["parity"] for dtype, facts in manifest["variants"].items()}
     first = parity.pop(manifest["default_dtype"])
-    others = {f"parity of {dtype}": report for dtype, report in parity.items()}
-    if "parity_reason" in manifest:
-        others["parity_reason"] = manifest["parity_reason"]
-    if "calibration" in manifest:
-        others["calibration"] = {
-            name: fact for name, fact in manifest["calibration"].items() if name != "left_out"
-        }
-    say(json.dumps({"out": str(output), "files": files, "parity": first, **others}))
+    facts = {"out": str(output), "files": files, "parity": first}
+    facts |= {f"parity of {dtype}": report for dtype, report in parity.items()}
+    facts |= {name: manifest[name] for name in ("parity_reason", "calibration") if name in manifest}
+    facts.get("calibration", {}).pop("left_out", None)
+    say(json.dumps(facts))
     for line in describe_export(output, manifest):
         print(line, file=sys.stderr)
 

@@ -34,7 +34,6 @@ from .verbs import (
 if TYPE_CHECKING:
     from ..files.predictions import Predictions
     from ..files.run import Runner
-    from ..heads import Task
 
 STREAM_LINES = 512  # lines of standard input per shard, without --shard-lines
 # arguments of a runtime
@@ -311,23 +310,19 @@ def say_report(report: dict) -> None:
 
 def iterate_results(args: argparse.Namespace, runner: "Runner") -> Iterator[str]:
     """Yield what `runner` computes for the file, the arguments or standard input in `args`, as text
-    to print."""
+    to print. Raise ValueError for a blank argument if the task has no result for it."""
     from ..files.text_lines import raw_lines
 
     if args.input is not None:
         return runner.file(args.input[0])
     if args.text:
-        check_blank(args.text, runner.predictions.kind)
+        for number, text in enumerate(args.text, 1):
+            if not (text.strip() or runner.predictions.kind.takes_blank):
+                expected = "a text that is not blank"
+                raise ValueError(f"argument {number} is {text!r}, expected {expected}")
         return runner.lines((text.encode() for text in args.text), "argument {}")
     lines = raw_lines(standard_input(), "standard input")
     return runner.lines(lines, "line {} of standard input")
-
-
-def check_blank(texts: list[str], task: "Task") -> None:
-    """Raise ValueError for a blank text if `task` has no result for it."""
-    for number, text in enumerate(texts, 1):
-        if not (text.strip() or task.takes_blank):
-            raise ValueError(f"argument {number} is {text!r}, expected a text that is not blank")
 
 
 def open_predictions(args: argparse.Namespace, task: str | None) -> "Predictions":
@@ -336,9 +331,8 @@ def open_predictions(args: argparse.Namespace, task: str | None) -> "Predictions
     from ..files.predictions import Predictions
     from ..text_runtime import open_runtime
 
-    options = generation_options(args)
+    options = generation_options(args) | set_arguments(args, "keep")
     options |= {"replace_unknowns": True} if args.replace_unknowns else {}
-    options |= {} if args.keep is None else {"keep": args.keep}
     options |= dict(args.set)
     runtime = open_runtime(args.export, **set_arguments(args, *RUNTIME_ARGUMENTS))
     try:

@@ -50,26 +50,25 @@ def choose_heads(
     long as F1 grows by `MIN_GAIN`. Of heads that differ by less, the one of the first layer is
     added: the alignment graph ends with the last layer of its heads.
     """
-    starts = range(0, len(pairs), CHUNK)
-    chunks = (weights_and_words(runtime, pairs[start : start + CHUNK]) for start in starts)
-    weights, words_of_pairs = zip(*chain.from_iterable(chunks))
-    gold = model_1_links(words_of_pairs)
     heads = all_heads(runtime.info.config)
-    rest = list(product(range(len(SHIFTS)), range(len(heads))))
-    best: list[tuple[int, int]] = []  # (shift, head)
+    shifted = [head._replace(shift=shift) for shift in SHIFTS for head in heads]
+    weights, words_of_pairs = zip(*weights_and_words(runtime, pairs))
+    gold = model_1_links(words_of_pairs)
+    best: list[int] = []  # indices of `shifted`
     f1 = 0.0
-    while rest and len(best) < MAX_HEADS:
-        scores = {place: f1_of_heads(weights, [*best, place], gold) for place in rest}
-        highest = max(scores.values())
+    while len(best) < MAX_HEADS:
+        scores = {
+            index: f1_of_heads(weights, [*best, index], gold)
+            for index in range(len(shifted))
+            if index not in best
+        }
+        highest = max(scores.values(), default=0.0)
         if best and highest < f1 + MIN_GAIN:
             break
-        alike = [place for place in rest if scores[place] > highest - MIN_GAIN]
-        place = min(alike, key=lambda place: (heads[place[1]].layer, -scores[place]))
-        f1 = scores[place]
-        rest.remove(place)
-        best.append(place)
-    chosen_heads = [heads[number]._replace(shift=SHIFTS[shift]) for shift, number in best]
-    return chosen_heads, {"pairs": len(pairs), "f1": round(f1, 4)}
+        alike = [index for index in scores if scores[index] > highest - MIN_GAIN]
+        best.append(min(alike, key=lambda index: (shifted[index].layer, -scores[index])))
+        f1 = scores[best[-1]]
+    return [shifted[index] for index in best], {"pairs": len(pairs), "f1": round(f1, 4)}
 
 
 def read_pairs(text: str | os.PathLike) -> list[tuple[str, str]]:
@@ -104,8 +103,8 @@ def read_pairs(text: str | os.PathLike) -> list[tuple[str, str]]:
 def weights_and_words(
     runtime: TextRuntime, pairs: Sequence[tuple[str, str]]
 ) -> Iterator[tuple[np.ndarray, Pair]]:
-    """Yield, for each of `pairs`, the weights of words (shifts, heads, T, S) of all heads, and the
-    words of both texts in lower case."""
+    """Yield the weights of words (shifts * heads, T, S) of all heads for each of `pairs`, and the
+    words of both in lower case."""
     sources, targets = (list(texts) for texts in zip(*pairs))
     rows, [options, *_] = runtime.checked_rows(sources, None, None, {})
     encodings = (
@@ -115,10 +114,13 @@ def weights_and_words(
     [[start]] = start_tokens(runtime.info, 1, None, options).tolist()
     first = [start, *runtime.languages.first_tokens(options)]
     target_rows = [first + encoding.ids for encoding in encodings[1]]
-    weights = head_weights(runtime.runtime.model, rows, target_rows)
+    weights = chain.from_iterable(
+        head_weights(runtime.runtime.model, rows[i : i + CHUNK], target_rows[i : i + CHUNK])
+        for i in range(0, len(pairs), CHUNK)
+    )
     for texts, row, source, target, steps in zip(pairs, rows, *encodings, weights, strict=True):
         steps = steps[:, len(first) - 1 :]  # from the step that makes the first token
-        shifts = np.stack([steps[:, :-1], steps[:, 1:]])
+        shifts = np.concatenate([steps[:, :-1], steps[:, 1:]])
         aligned = align_words(texts, (source_spans(row, source), target.offsets), shifts)
         lowered = [
             [text[start:end].lower() for start, end in spans]
@@ -128,16 +130,15 @@ def weights_and_words(
 
 
 def f1_of_heads(
-    weights: Sequence[np.ndarray], places: Sequence[tuple[int, int]], gold: Sequence[Links]
+    weights: Sequence[np.ndarray], heads: Sequence[int], gold: Sequence[Links]
 ) -> float:
-    """Return F1 of the mean of the heads at `places`, (shift, head), against the links `gold` of
-    all pairs.
+    """Return F1 of the mean of `heads`, indices, against the links `gold` of all pairs.
 
-    `weights` (shifts, heads, T, S) are those of the words of each pair.
+    `weights` (shifts * heads, T, S) are those of the words of each pair.
     """
     both = size = 0
     for of_pair, expected in zip(weights, gold, strict=True):
-        links = mutual_best(np.mean([of_pair[place] for place in places], axis=0))
+        links = mutual_best(of_pair[heads].mean(axis=0))
         both += len(expected.intersection(links))
         size += len(expected) + len(links)
     return 2 * both / max(size, 1)

@@ -236,9 +236,7 @@ def tokenizer_to_write(directory: Path) -> "FoundTokenizer | None":
     for name in TOKENIZER_FILES:
         if (directory / name).is_file():
             (read_json if name == "tokenizer_config.json" else open_tokenizer)(directory / name)
-    if (directory / "tokenizer.json").is_file():
-        return None
-    if not has_tokenizer(directory):
+    if (directory / "tokenizer.json").is_file() or not has_tokenizer(directory):
         return None
     if not HAS_TORCH:
         raise torch_missing(

@@ -14,12 +14,12 @@ from vanilla_transformer.linked_copies import errors_name
 
 from ..inference.export_info import TOKENIZER_FILES
 from ..proof.outcome import head_vectors
+from ..shared.options import without_none
 from .checkpoint import Checkpoint
+from .graphs import Graphs
 from .languages import read_languages
-from .plan import Graphs
 from .repository_files import (
     adapt_tokenizer,
-    base_name,
     client_config,
     write_card,
     write_genai_config,
@@ -53,22 +53,14 @@ def write_companions(checkpoint: Checkpoint, graphs: Graphs, directory: Path) ->
     write_tokenizer(checkpoint, directory)
     checkpoint.companions.copy_without_pickles(directory)
     clients = write_for_clients(checkpoint, graphs, directory)
-    write_card(
-        directory,
-        base_name(checkpoint.source),
-        checkpoint.card,
-        checkpoint.architecture,
-        graphs.target,
-        graphs.dtypes,
-    )
+    write_card(directory, checkpoint, graphs)
     facts: dict[str, Any] = {"sentence_modules": checkpoint.companions.facts()}
     heads = facts | {"architecture": checkpoint.architecture}
     with errors_name(checkpoint.source.directory, directory):
         head_vectors(WrittenFiles(directory), heads, checkpoint.config.hidden_size)
     if checkpoint.generates:
         start = checkpoint.generation.get("decoder_start_token_id")
-        languages = read_languages(directory, start)
-        facts |= {} if languages is None else {"languages": languages}
+        facts |= without_none({"languages": read_languages(directory, start)})
     return facts | clients
 
 
@@ -76,9 +68,10 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
     """Write the tokenizer's files to `directory`. tokenizer.json is made if the checkpoint has only
     others."""
     with tempfile.TemporaryDirectory() as temporary:
+        source = checkpoint.source.directory
         if checkpoint.tokenizer is not None:
-            checkpoint.tokenizer.save(Path(temporary))
-        source = checkpoint.source.directory if checkpoint.tokenizer is None else Path(temporary)
+            source = Path(temporary)
+            checkpoint.tokenizer.save(source)
         for name in (*TOKENIZER_FILES, CHAT_TEMPLATE):
             if (source / name).is_file():
                 shutil.copyfile(source / name, directory / name)

@@ -13,12 +13,11 @@ Pseudo-perplexity (Salazar et al. 2020) masks one token at a time and reads all 
 
 import os
 from collections.abc import Callable, Iterator, Sequence, Sized
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding
 
 from vanilla_transformer.training.data import read_files, read_lines, read_text
 from vanilla_transformer.training.metrics import bleu as corpus_bleu
@@ -31,6 +30,7 @@ from ..inference.inputs import pad_sequences
 from ..inference.logits import log_sum_exp
 from ..inference.options import Options, check, check_single
 from ..inference.rows import GenerationRequest
+from ..proof.outcome import step_logits
 from ..text.checks import check_tokens
 
 WINDOW = 256  # tokens a decoder sees at most; windows do not overlap
@@ -179,41 +179,37 @@ def perplexity(engine: "Engine", text: Path, batch_size: int) -> dict[str, Any]:
         raise ValueError(f"{text} has {len(ids)} tokens, expected at least 2")
     window = min(WINDOW, engine.config["max_position_embeddings"])
     windows = [ids[start : start + window] for start in range(0, len(ids), window)]
-    vocabulary = engine.config["vocab_size"]
-    check_tokens(ids.max(), vocabulary)
-    size, total = max(1, min(batch_size, MAX_LOGITS // (window * vocabulary))), 0.0
-    predicted = len(ids) - len(windows)
+    check_tokens(ids.max(), engine.config["vocab_size"])
+    predicted, total = len(ids) - len(windows), 0.0
     windows = [row for row in windows if len(row) > 1]
+    size = rows_at_once(engine, window, batch_size)
     for same in (windows[:-1], windows[-1:]):  # the last window may be shorter
         for start in range(0, len(same), size):
             rows = np.stack(same[start : start + size])
-            total += sum(
-                sum_nll(logits, rows[:, place + 1 :])
-                for place, logits in engine.steps(rows[:, :-1])
-            )
+            place = 1
+            for logits in engine.steps(rows):
+                end = place + logits.shape[1]
+                total += sum_nll(logits, rows[:, place:end])
+                place = end
     return {"perplexity": round(float(np.exp(total / predicted)), 4), "tokens": predicted}
 
 
 def pseudo_perplexity(engine: "Engine", text: Path, batch_size: int) -> dict[str, Any]:
-    mask_token = engine.tokenizer.token_to_id(engine.mask_token or "")
+    mask_token = engine.mask_token_id
     if mask_token is None:
         raise ValueError("the tokenizer has no mask token, which pseudo-perplexity needs")
     encodings = engine.encode(read_lines(text), special_tokens=True)
-    rows = [
+    masked = [
         (ids, position)
         for ids, specials in [(e.ids, e.special_tokens_mask) for e in encodings]  # lists, made once
         for position, special in enumerate(specials)
         if not special
     ]
-    max_rows = max(
-        1, MAX_LOGITS // (max(len(ids) for ids, _ in rows) * engine.config["vocab_size"])
-    )
+    rows, positions = zip(*masked)
+    size = rows_at_once(engine, max(map(len, rows)), batch_size)
     total = 0.0
-    for batch in batches([ids for ids, _ in rows], min(batch_size, max_rows)):
-        ids, mask = pad_sequences(
-            [rows[index][0] for index in batch], engine.config["pad_token_id"]
-        )
-        at = np.arange(len(batch)), np.array([rows[index][1] for index in batch])
+    for places, ids, mask in padded_batches(engine, rows, size):
+        at = np.arange(len(places)), np.take(positions, places)
         tokens = ids[at]
         ids[at] = mask_token
         total += sum_nll(engine.logits(ids, mask)[at][:, None], tokens[:, None])
@@ -228,13 +224,11 @@ def accuracy(engine: "Engine", text: Path, labels: Path, batch_size: int) -> dic
         raise ValueError(
             f"{labels} has labels {sorted(unknown)[:5]}, expected some of {sorted(names)}"
         )
-    encodings = engine.encode(texts, special_tokens=True)
+    rows = [encoding.ids for encoding in engine.encode(texts, special_tokens=True)]
     right = 0
-    for batch in batches([encoding.ids for encoding in encodings], batch_size):
-        logits = engine.logits(
-            *pad_sequences([encodings[index].ids for index in batch], engine.config["pad_token_id"])
-        )
-        right += int((logits.argmax(axis=-1) == [names[expected[index]] for index in batch]).sum())
+    for places, ids, mask in padded_batches(engine, rows, batch_size):
+        numbers = [names[expected[place]] for place in places]
+        right += int((engine.logits(ids, mask).argmax(axis=-1) == numbers).sum())
     return {"accuracy": round(right / len(texts), 4), "sentences": len(texts)}
 
 
@@ -248,15 +242,30 @@ METRICS: dict[str, tuple[Callable[..., dict[str, Any]], tuple[str, ...]]] = {
 
 
 def sum_nll(logits: np.ndarray, tokens: np.ndarray) -> float:
-    """Return the sum of -log p(token) for logits (B, T, V) and the tokens (B, T or more) that
-    follow each position."""
-    tokens = tokens[:, : logits.shape[1]].ravel()
-    logits = logits.reshape(-1, logits.shape[-1])
-    maximum, log_sum = log_sum_exp(logits)
-    return float(
-        (maximum + log_sum)[:, 0].sum(dtype=np.float64)
-        - logits[np.arange(len(tokens)), tokens].sum(dtype=np.float64)
-    )
+    """Return the sum of -log p(token) for logits (B, T, V) and the tokens (B, T) that follow each
+    position."""
+    rows = logits.reshape(-1, logits.shape[-1])
+    maximum, log_sum = log_sum_exp(rows)
+    correct = rows[np.arange(len(rows)), tokens.ravel()]
+    return float((maximum + log_sum).sum(dtype=np.float64) - correct.sum(dtype=np.float64))
+
+
+def rows_at_once(engine: "Engine", length: int, batch_size: int) -> int:
+    """Return how many rows of `length` tokens the model reads at once: up to `batch_size`, and
+    `MAX_LOGITS`."""
+    return max(1, min(batch_size, MAX_LOGITS // (length * engine.config["vocab_size"])))
+
+
+def padded_batches(
+    engine: "Engine", rows: Sequence[list[int]], size: int
+) -> Iterator[tuple[list[int], np.ndarray, np.ndarray]]:
+    """Yield indices of at most `size` of the `rows` of token ids, with their ids and mask (B, S),
+    see `batches`."""
+    for places in batches(rows, size):
+        yield (
+            places,
+            *pad_sequences([rows[place] for place in places], engine.config["pad_token_id"]),
+        )
 
 
 # -------------------------------------------------------------------------------------- the engines
@@ -273,15 +282,13 @@ class OnnxEngine:
 
         self.text = TextRuntime(export, **runtime)
         self.runtime = self.text.runtime
-        self.tokenizer = self.text.tokenizer
         self.encode = self.text.encode
         self.architecture = self.runtime.architecture
         self.config = self.runtime.config
 
     @property
-    def mask_token(self) -> str | None:
-        token = self.text.tokenizer_settings.special_tokens["mask_token"]
-        return None if token is None else self.tokenizer.id_to_token(token)
+    def mask_token_id(self) -> int | None:
+        return self.text.tokenizer_settings.special_tokens["mask_token"]
 
     def generate(self, texts: list[str], batch_size: int, /, **options: Any) -> list[str]:
         return self.text.generate(texts, **options)
@@ -291,23 +298,13 @@ class OnnxEngine:
         S)."""
         return self.runtime.encode(ids, mask)
 
-    def steps(self, ids: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield (position, logits (B, t, V)) of the t tokens from `position` on, until all `ids`
-        (B, T) are read.
-
-        It is one prefill if the graph returns all logits, else a step for each token.
-        """
-        first = ids[:, :1]
-        request = GenerationRequest(
-            Options(max_new_tokens=max(1, ids.shape[1] - 1)), first, np.ones_like(first)
-        )
-        with closing(self.runtime.model.factory.open(request)) as decoder:
-            if decoder.all_logits:
-                yield 0, decoder.prefill(ids, np.ones_like(ids))
-                return
-            yield 0, decoder.prefill(first, request.attention_mask)
-            for position in range(1, ids.shape[1]):
-                yield position, decoder.step(ids[:, position : position + 1])
+    def steps(self, ids: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the logits (B, t, V) before each of `ids` (B, T) but the first: at once if the
+        graph returns all logits, else one step for each token."""
+        first, length = ids[:, :1], ids.shape[1]
+        request = GenerationRequest(Options(length - 1), first, np.ones_like(first))
+        steps = [length - 2] if length > 2 else []
+        return step_logits(self.runtime.model, request, ids[:, 1:], steps)
 
 
 class TorchEngine:
@@ -329,17 +326,14 @@ class TorchEngine:
         self.config = self.model.config.to_dict()
 
     @property
-    def mask_token(self) -> str | None:
-        return self.text.mask_token
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.text.backend_tokenizer
+    def mask_token_id(self) -> int | None:
+        return self.text.mask_token_id
 
     def encode(self, texts: list[str], special_tokens: bool) -> list[Encoding]:
-        self.tokenizer.no_truncation()
-        self.tokenizer.no_padding()
-        return self.tokenizer.encode_batch(texts, add_special_tokens=special_tokens)
+        tokenizer = self.text.backend_tokenizer
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer.encode_batch(texts, add_special_tokens=special_tokens)
 
     def generate(
         self,
@@ -405,9 +399,9 @@ class TorchEngine:
             logits = self.model(torch.from_numpy(ids), attention_mask=torch.from_numpy(mask))[0]
             return logits.numpy()
 
-    def steps(self, ids: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield (0, logits (B, T, V)) of all tokens `ids` (B, T) at once."""
-        yield 0, self.logits(ids, np.ones_like(ids))
+    def steps(self, ids: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the logits (B, T - 1, V) before all `ids` (B, T) but the first, at once."""
+        yield self.logits(ids[:, :-1], np.ones_like(ids[:, :-1]))
 
 
 Engine = OnnxEngine | TorchEngine

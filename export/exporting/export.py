@@ -22,13 +22,15 @@ from ..proof.compare import RECORDED, Report
 from ..proof.outcome import head_vectors
 from ..proof.reference import TORCH, Reference
 from ..runtime import Runtime
+from ..specs.graph_spec import GraphSpec
 from ..text_runtime import TextRuntime
 from .alignment_heads import all_heads, choose_heads, read_pairs
 from .checkpoint import Checkpoint
 from .companion_files import write_companions
+from .graphs import Graphs, write_graphs
 from .options import ExportOptions
-from .plan import Graphs
-from .repository_files import base_name, write_generator_card
+from .plan import plan_graphs
+from .repository_files import write_generator_card
 from .triton import instance_kind, write_triton_model
 
 NO_TORCH = (
@@ -125,37 +127,53 @@ def write_export(
     If `triton` is not None, a model of Triton is written to that directory too.
     """
     if options.generate is not None:
-        return write_one_graph(checkpoint, options, directory, triton)
+        graphs, manifest, spec = write_one_graph(checkpoint, options, directory)
+        specs = {ROLE: spec}
+    else:
+        if triton is not None:
+            check_whole_sequences(checkpoint)
+        graphs, manifest = write_compared(checkpoint, options, directory)
+        specs = graphs.specs[graphs.dtypes[0]]
     if triton is not None:
-        check_whole_sequences(checkpoint)
-    graphs = plan_graphs(checkpoint, options)
+        [spec] = specs.values()
+        kind = instance_kind(graphs.target, specs, graphs.dtypes[0])
+        write_triton_model(spec, directory, triton, kind)
+    return manifest
+
+
+def write_compared(
+    checkpoint: Checkpoint, options: ExportOptions, directory: Path
+) -> tuple[Graphs, dict[str, Any]]:
+    """Write an export to `directory`, and return its graphs and its manifest. An automatic dtype
+    that differs from torch is replaced by a wider one, with a warning."""
+    graphs = choose_graphs(checkpoint, options)
     wider = wider_dtypes(graphs, options)
     while True:
-        graphs.write(directory)
+        write_graphs(graphs, directory)
         try:
-            manifest = describe(checkpoint, graphs, directory, options)
-            break
+            return graphs, describe(checkpoint, graphs, directory, options)
         except DiffersFromTorch as error:
             before, dtype = graphs.dtypes[0], next(wider, None)
             if dtype is None:
                 raise
             warnings.warn(f"{error}: the dtype is {dtype} instead of {before}", stacklevel=2)
-            graphs = plan_graphs(checkpoint, dataclasses.replace(options, dtype=dtype))
-            remove_entries(directory)
-    if triton is not None:
-        graphs.save_for_triton(directory, triton)
-    return manifest
+            graphs = choose_graphs(checkpoint, dataclasses.replace(options, dtype=dtype))
+            for entry in directory.iterdir():
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
 
-def plan_graphs(checkpoint: Checkpoint, options: ExportOptions) -> Graphs:
+def choose_graphs(checkpoint: Checkpoint, options: ExportOptions) -> Graphs:
     """Return the graphs to write. If `options.alignments` is a text, the heads of the alignment
     graph are chosen on it, by an export with all heads to a temporary directory."""
     text = options.alignments
-    if text:
-        check_translates(checkpoint, text)
+    if text and not (checkpoint.generates and checkpoint.config.is_seq2seq):
+        raise ValueError(
+            f"{checkpoint.source} is a {checkpoint.architecture}, expected an encoder-decoder "
+            f"model that generates for alignments={text!r}"
+        )
     pairs = [] if isinstance(text, bool) else read_pairs(text)
-    graphs = Graphs.plan(checkpoint, options)
-    if text and not graphs.source.alignment:
+    graphs = plan_graphs(checkpoint, options)
+    if text and not graphs.alignment:
         raise ValueError(
             f"{checkpoint.source} computes in {graphs.activations} on the target "
             f"{graphs.target.name}, expected fp32 or fp16 for alignments={text!r}"
@@ -163,23 +181,15 @@ def plan_graphs(checkpoint: Checkpoint, options: ExportOptions) -> Graphs:
     if not pairs:
         return graphs
     device = graphs.target.parity_device(graphs.activations)
-    every = graphs.with_alignment(all_heads(checkpoint.config_json))
+    every = dataclasses.replace(graphs, alignment=all_heads(checkpoint.config_json))
     with tempfile.TemporaryDirectory() as temporary:
-        every.write(Path(temporary))
+        write_graphs(every, Path(temporary))
         facts = manifest_facts(checkpoint, every)
         facts |= write_companions(checkpoint, every, Path(temporary))
         write_manifest(Path(temporary), **facts, **every.facts({}))
         with TextRuntime(temporary, device=device) as runtime:
-            return graphs.with_alignment(*choose_heads(runtime, pairs))
-
-
-def check_translates(checkpoint: Checkpoint, alignments: str | os.PathLike | bool) -> None:
-    """Raise ValueError for a model that has no `alignments`."""
-    if not (checkpoint.generates and checkpoint.config.is_seq2seq):
-        raise ValueError(
-            f"{checkpoint.source} is a {checkpoint.architecture}, expected an encoder-decoder "
-            f"model that generates for alignments={alignments!r}"
-        )
+            heads, f1 = choose_heads(runtime, pairs)
+    return dataclasses.replace(graphs, alignment=heads, alignment_facts=f1)
 
 
 def wider_dtypes(graphs: Graphs, options: ExportOptions) -> Iterator[str]:
@@ -196,35 +206,24 @@ def wider_dtypes(graphs: Graphs, options: ExportOptions) -> Iterator[str]:
     return filter(can_compare, WIDER.get(graphs.activations, ()) if is_automatic else ())
 
 
-def remove_entries(directory: Path) -> None:
-    for entry in directory.iterdir():
-        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-
-
 def write_one_graph(
-    checkpoint: Checkpoint, options: ExportOptions, directory: Path, triton: Path | None
-) -> dict[str, Any]:
-    """Write an export with the one graph that generates, `options.generate`, to `directory`. Return
-    the manifest.
+    checkpoint: Checkpoint, options: ExportOptions, directory: Path
+) -> tuple[Graphs, dict[str, Any], GraphSpec]:
+    """Write an export with the one graph that generates, `options.generate`, to `directory`.
 
-    The graph is made from those of an export that is compared with torch first. `triton` is the
-    directory of a Triton model, or None.
+    Return the graphs that it is made from, in an export that is compared with torch first, the
+    manifest, and the spec of the first dtype's graph.
     """
     from .one_graph import check_model, write_generator
 
     mode = str(options.generate)
     check_model(checkpoint, mode)
-    graphs = Graphs.plan(checkpoint, options)
-    target, dtypes = graphs.target, graphs.dtypes
+    graphs = plan_graphs(checkpoint, options)
     with tempfile.TemporaryDirectory() as parts:
-        graphs.write(Path(parts))
+        write_graphs(graphs, Path(parts))
         describe(checkpoint, graphs, Path(parts), options)
-        base = base_name(checkpoint.source)
-        write_generator_card(directory, base, checkpoint.card, target, dtypes, mode)
-        manifest, spec = write_generator(Path(parts), directory, target, mode, options.cases)
-    if triton is not None:
-        write_triton_model(spec, directory, triton, instance_kind(target, (ROLE,), dtypes[0]))
-    return manifest
+        write_generator_card(directory, checkpoint, graphs, mode)
+        return graphs, *write_generator(Path(parts), directory, mode, options.cases)
 
 
 def check_apart(out: str | os.PathLike, triton: str | os.PathLike | None) -> None:
@@ -270,13 +269,13 @@ def describe(
     facts |= {"versions": versions()}
     if checkpoint.model is None:
         warnings.warn(f"parity is not checked, {NO_TORCH}", stacklevel=2)
-        unknown = graphs.facts(dict.fromkeys(graphs.dtypes))
-        return write_manifest(directory, **facts, **unknown, parity_reason=NO_TORCH)
+        return write_manifest(directory, **facts, **graphs.facts({}), parity_reason=NO_TORCH)
     from ..proof.torch import TorchFiles, make_reference, torch_model
 
     write_manifest(directory, **facts, **graphs.facts({}))  # needed to read the graphs
+    reports = {}
     model, info = checkpoint.model, open_export(directory)
-    with torch_model(model, graphs.source.shortlist):
+    with torch_model(model, graphs.shortlist):
         reference = make_reference(model, info) if options.generate is None else None
         if reference is not None:
             files = TorchFiles(checkpoint.source.root)
@@ -285,7 +284,7 @@ def describe(
         try:
             device = graphs.target.parity_device(graphs.activations)
         except OSError as error:
-            reports, facts["parity_reason"] = dict.fromkeys(graphs.dtypes), str(error)
+            facts["parity_reason"] = str(error)
         else:
             reports = compare_with_torch(checkpoint, info, reference, options.cases, device)
     facts |= graphs.facts(reports)
@@ -296,7 +295,7 @@ def describe(
 
 def compare_with_torch(
     checkpoint: Checkpoint, info: ExportInfo, reference: Reference | None, cases: int, device: str
-) -> dict[str, Report | None]:
+) -> dict[str, Report]:
     """Compare the graphs of all dtypes with torch on `cases` random inputs and on the `reference`.
 
     Return the reports by dtype. The graphs run on `device`. For dtypes in `RECORDED`, the results
@@ -309,7 +308,7 @@ def compare_with_torch(
     from ..proof.outcome import record
 
     assert checkpoint.model is not None
-    reports: dict[str, Report | None] = {}
+    reports = {}
     for dtype in info.dtypes:
         runtime = Runtime(info.directory, device=device, dtype=dtype)
         report = reports[dtype] = verify.prove(runtime, checkpoint.model, reference, cases)
@@ -333,15 +332,15 @@ def manifest_facts(checkpoint: Checkpoint, graphs: Graphs) -> dict[str, Any]:
         "architecture": architecture,
         "target": graphs.target.name,
         "activations": graphs.activations,
-        "shortlist": graphs.source.shortlist,
+        "shortlist": graphs.shortlist,
         "opset": graphs.opset,
     }
     if checkpoint.pipeline is not None:
         facts["pipeline"] = checkpoint.pipeline
-    if graphs.source.calibration is not None:
-        facts["calibration"] = graphs.source.calibration.facts()
-    if graphs.source.alignment:
-        heads = [list(head) for head in graphs.source.alignment]
+    if graphs.calibration is not None:
+        facts["calibration"] = graphs.calibration.facts()
+    if graphs.alignment:
+        heads = [list(head) for head in graphs.alignment]
         facts["alignment"] = {"heads": heads, **graphs.alignment_facts}
     if step := graphs.target.step_role(config, architecture):
         facts["step"] = step

@@ -1,8 +1,9 @@
 """The graphs of an export, from specs to files."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -19,6 +20,7 @@ from ..graphs.ops import CONTRIB, IR_VERSION, Ops, with_spec
 from ..graphs.saving import save_graph
 from ..graphs.weights import CheckpointWeights, WeightStore
 from ..heads import HEADS
+from ..proof.compare import TOLERANCES, Report
 from ..specs.alignment import AlignmentHead
 from ..specs.graph_spec import GraphSpec
 from ..targets.target import Target
@@ -33,74 +35,90 @@ DTYPES = {
 
 
 @dataclass(frozen=True)
-class GraphSource:
-    """A model whose graphs are written: its config and weights, the tokens of a shortlist, what its
-    linear maps read, and the heads of its alignment graph."""
+class Graphs:
+    """The graphs of an export: a model, and how it is written.
+
+    Args:
+        specs: the graphs, by the dtype of their weights and by role.
+        shortlist: the tokens that have logits, None for all.
+        calibration: what the linear maps read, to quantize it.
+        alignment: the heads of the alignment graph.
+        alignment_facts: fields of the manifest about the choice of these heads.
+    """
 
     config: Config
     weights: CheckpointWeights
+    target: Target
+    activations: str
+    opset: int
+    specs: dict[str, dict[str, GraphSpec]]
     shortlist: list[int] | None = None
     calibration: Calibration | None = None
     alignment: Sequence[AlignmentHead] = ()
+    alignment_facts: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def dtypes(self) -> list[str]:
+        return list(self.specs)
+
+    @property
+    def files(self) -> dict[str, str]:
+        """{role: file} of the graphs of the first dtype."""
+        return {role: spec.file for role, spec in self.specs[self.dtypes[0]].items()}
+
+    def facts(self, reports: Mapping[str, Report]) -> dict[str, Any]:
+        """Return the fields `default_dtype` and `variants` of the manifest.
+
+        `variants` has an entry for each dtype of weights, with the files of its graphs, the
+        tolerance of its errors and its `parity`. `reports` are those of the comparison with torch,
+        by dtype; without one, the parity is None."""
+        variants: dict[str, dict[str, Any]] = {}
+        for dtype, specs in self.specs.items():
+            report = reports.get(dtype)
+            variants[dtype] = {
+                "graphs": {role: spec.file for role, spec in specs.items()},
+                "tolerance": (report.tolerance if report else TOLERANCES[dtype])._asdict(),
+                "parity": report and report.summary(),
+            }
+        return {"default_dtype": self.dtypes[0], "variants": variants}
 
 
-@dataclass(frozen=True)
-class GraphFormat:
-    """The choices of a user: the target, the dtype of the weights, the dtype of activations, and
-    the opset."""
-
-    target: Target
-    dtype: str
-    activations: str
-    opset: int
-
-
-def write_graphs(
-    source: GraphSource, form: GraphFormat, specs: dict[str, GraphSpec], directory: Path
-) -> None:
-    """Write the graphs with these `specs` by role, and their weights, to the export `directory`.
-
-    `source` is the model, and `form` has the target, the dtypes and the opset.
-    """
-    files = directory / "onnx"
+def write_graphs(graphs: Graphs, directory: Path) -> None:
+    """Write the ONNX files of all `graphs`, and their weights, to the export `directory`."""
+    files, target = directory / "onnx", graphs.target
     files.mkdir(parents=True, exist_ok=True)
-    shared = files / (SHARED_WEIGHTS if form.target.shares_weights else SCRATCH)
-    store = WeightStore(source.weights, DTYPES[form.activations], shared)
-    for role, spec in specs.items():
-        model = write_graph(source, store, form, role, spec)
-        if form.target.is_standard:
-            check_standard(model)
-        if form.target.shares_weights:
-            ir.save(model, directory / spec.file)
-        else:
-            save_graph(model, directory / spec.file)
-    if not form.target.shares_weights:
-        shared.unlink()
+    for dtype, specs in graphs.specs.items():
+        shared = files / (SHARED_WEIGHTS if target.shares_weights else SCRATCH)
+        store = WeightStore(graphs.weights, DTYPES[graphs.activations], shared)
+        for role, spec in specs.items():
+            model = write_graph(graphs, store, target.graphs(dtype), role, spec)
+            if target.is_standard:
+                check_standard(model)
+            if target.shares_weights:
+                ir.save(model, directory / spec.file)
+            else:
+                save_graph(model, directory / spec.file)
+        if not target.shares_weights:
+            shared.unlink()
 
 
 def write_graph(
-    source: GraphSource, store: WeightStore, form: GraphFormat, role: str, spec: GraphSpec
+    graphs: Graphs, store: WeightStore, target: TargetGraphs, role: str, spec: GraphSpec
 ) -> ir.Model:
     """Return the graph of `role` with the inputs and outputs of `spec`. `store` keeps weights that
-    several graphs share.
-
-    `source` is the model, and `form` has the target, the dtypes and the opset.
-    """
-    target: TargetGraphs = form.target.graphs(form.dtype)
-    op = Ops(store.dtype)
-    options = source.shortlist, source.calibration, source.alignment
-    g = GraphContext(op, source.config, store, target, form.opset, *options)
+    several graphs share, and `target` writes the operators."""
+    op, config = Ops(store.dtype), graphs.config
+    options = graphs.shortlist, graphs.calibration, graphs.alignment
+    g = GraphContext(op, config, store, target, graphs.opset, *options)
     inputs = {tensor.name: with_spec(Value(), tensor) for tensor in spec.inputs}
-    outputs = target.write[graph_kind(role, source.config)](g, dict(inputs))
+    outputs = target.write[graph_kind(role, config)](g, dict(inputs))
+    contrib = {CONTRIB: 1} if any(node.domain for node in op.nodes) else {}
     graph = ir.Graph(
         list(inputs.values()),
         [with_spec(value, tensor) for value, tensor in zip(outputs, spec.outputs, strict=True)],
         nodes=op.nodes,
         initializers=list(op.initializers.values()),
-        opset_imports={
-            "": form.opset,
-            **({CONTRIB: 1} if any(node.domain for node in op.nodes) else {}),
-        },
+        opset_imports={"": graphs.opset, **contrib},
         name=role,
     )
     model = ir.Model(graph, ir_version=IR_VERSION, producer_name="vanilla-transformer")

@@ -6,15 +6,15 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
+from ..engine.model import find_target
 from ..graphs.saving import save_graph
 from ..heads import GENERATORS
 from ..inference.export_info import ExportInfo, read_export_info, write_manifest
 from ..one_graph import ROLE
 from ..one_graph.generation_config import Rules
-from ..one_graph.loop import SEARCHES, one_graph, one_graph_spec
+from ..one_graph.loop import SEARCHES, one_graph
 from ..proof.one_graph import compare
 from ..specs.graph_spec import GraphSpec
-from ..targets.target import Target
 from .checkpoint import Checkpoint
 from .repository_files import GENAI_CONFIG
 
@@ -38,9 +38,7 @@ def check_model(checkpoint: Checkpoint, mode: str) -> None:
         )
 
 
-def write_generator(
-    parts: Path, directory: Path, target: Target, mode: str, cases: int
-) -> tuple[dict, GraphSpec]:
+def write_generator(parts: Path, directory: Path, mode: str, cases: int) -> tuple[dict, GraphSpec]:
     """Write the export `parts` to `directory`, with one graph of `mode` per dtype in place of its
     graphs.
 
@@ -57,7 +55,7 @@ def write_generator(
             shutil.copyfile(parts / name, directory / name)
     specs, variants = {}, {}
     for dtype, facts in info.manifest["variants"].items():
-        spec = specs[dtype] = write_graph(info, directory, target, mode, dtype)
+        spec = specs[dtype] = write_graph(info, directory, mode, dtype)
         sequences = compare(parts, directory / spec.file, mode, dtype, cases)
         variants[dtype] = {
             "graphs": {ROLE: spec.file},
@@ -69,40 +67,30 @@ def write_generator(
     return manifest, specs[info.dtypes[0]]
 
 
-def load_graph(path: Path) -> ir.Model:
-    """Return the graph of the file `path` with its weights in memory."""
-    return ir.external_data.load_to_model(ir.load(path))
-
-
-def write_graph(
-    info: ExportInfo, directory: Path, target: Target, mode: str, dtype: str
-) -> GraphSpec:
+def write_graph(info: ExportInfo, directory: Path, mode: str, dtype: str) -> GraphSpec:
     """Write the one graph of `dtype`, made from the graphs in the export `info`, and return its
     spec.
 
     It generates in `mode`, "greedy", "sample" or "beam". The file in `directory` is named after the
     dtype.
     """
-    config = info.config
+    config, target = info.config, find_target(info)
     files = info.manifest["variants"][dtype]["graphs"]
     graphs = {
-        role: load_graph(info.directory / files[role])
+        role: ir.external_data.load_to_model(ir.load(info.directory / files[role]))
         for role in ("encoder", "decoder")
         if role in files
     }
-    rules = Rules.of(mode, info.generation_config, config)
-    search = SEARCHES[mode](rules)
-    spec = one_graph_spec(
-        f"onnx/{ROLE}{'' if dtype == 'fp32' else f'_{dtype}'}.onnx", search, config
-    )
+    search = SEARCHES[mode](Rules.of(mode, info.generation_config, config))
+    file = f"onnx/{ROLE}{'' if dtype == 'fp32' else f'_{dtype}'}.onnx"
     assert target.generation_step is not None  # see `options.check_generate`
     opsets = {
         domain: version
         for graph in graphs.values()
         for domain, version in graph.opset_imports.items()
     }
-    graph = one_graph(target.generation_step(graphs), search, spec, rules, config, opsets)
-    save_graph(graph, directory / spec.file)
+    graph, spec = one_graph(target.generation_step(graphs), search, file, config, opsets)
+    save_graph(graph, directory / file)
     if target.is_standard:
-        onnx.checker.check_model(str(directory / spec.file))
+        onnx.checker.check_model(str(directory / file))
     return spec

@@ -19,7 +19,7 @@ from ..arguments import (
 )
 from ..errors import UsageError, did_you_mean
 from ..one_graph import MODES
-from ..shared.options import COUNT, FLAG, Kind, check_option, fields_by_name, option
+from ..shared.options import COUNT, FLAG, Kind, as_list, check_option, fields_by_name, option
 from ..specs.sequences import IMAGE_SIZES
 from ..targets.registry import default_target, get_target, known_targets, targets
 
@@ -280,8 +280,7 @@ class ExportOptions:
     @property
     def dtypes(self) -> list[str | None]:
         """Dtypes of the weights, in order; `None` is the default of the target."""
-        is_list = isinstance(self.dtype, Sequence) and not isinstance(self.dtype, str)
-        return list(self.dtype) if is_list else [self.dtype]  # type: ignore[list-item, arg-type]
+        return [None] if self.dtype is None else [*as_list(self.dtype)]
 
     @property
     def texts(self) -> list[str | os.PathLike]:

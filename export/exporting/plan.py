@@ -2,115 +2,57 @@
 is written."""
 
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable
 
 from ..graphs.config import Config
 from ..graphs.input_scales import Calibration
 from ..graphs.layers import LM_HEAD
 from ..heads import HEADS
-from ..proof.compare import TOLERANCES, Report
 from ..specs.alignment import ROLE as ALIGNMENT
-from ..specs.alignment import AlignmentHead, alignment_heads
-from ..specs.graph_spec import GraphSpec
+from ..specs.alignment import alignment_heads
 from ..targets.registry import default_target, get_target
 from ..targets.target import Target
 from .checkpoint import Checkpoint
-from .graphs import GraphFormat, GraphSource, write_graphs
+from .graphs import Graphs
 from .options import ExportOptions
 from .shortlist import shortlist_from_text, with_special_tokens
-from .triton import instance_kind, write_triton_model
 
 
-@dataclass(frozen=True)
-class Graphs:
-    """The graphs of an export for `target`, in each of `dtypes`: the specs by role.
+def plan_graphs(checkpoint: Checkpoint, options: ExportOptions) -> Graphs:
+    """Return the graphs to write for `checkpoint`, by `options`.
 
-    `alignment_facts` are fields of the manifest about the choice of alignment heads.
+    Raises:
+        ValueError: for a model that the target does not support, and for an invalid shortlist or
+            text of `options`.
+        FileNotFoundError: for a text that is missing.
     """
-
-    source: GraphSource
-    target: Target
-    dtypes: list[str]
-    activations: str
-    opset: int
-    specs: dict[str, dict[str, GraphSpec]]
-    alignment_facts: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def plan(cls, checkpoint: Checkpoint, options: ExportOptions) -> "Graphs":
-        """Return the graphs to write for `checkpoint`, by the target and dtypes in `options`.
-
-        Raises:
-            ValueError: for a model that the target does not support, and for an invalid shortlist
-                or text of `options`.
-            FileNotFoundError: for a text that is missing.
-        """
-        target = get_target(options.target)
-        if uses_target(checkpoint.config):
-            check_fields(checkpoint.config, target)
-        activations = target.activations(checkpoint.model, options.dtypes[0])
-        dtypes = [dtype or activations for dtype in options.dtypes]
-        config, architecture = checkpoint.config_json, checkpoint.architecture
-        specs = {
-            dtype: target.graph_specs(config, architecture, dtype, activations) for dtype in dtypes
-        }
-        # one graph returns no alignments, and elsewhere the graph has copies of the weights
-        if options.generate is not None or not (target.shares_weights or options.alignments):
-            for by_role in specs.values():
-                by_role.pop(ALIGNMENT, None)
-        source = graph_source(checkpoint, options, ALIGNMENT in specs[dtypes[0]])
-        return cls(source, target, dtypes, activations, options.opset or target.opsets[0], specs)
-
-    def with_alignment(
-        self, heads: list[AlignmentHead], facts: dict[str, float] | None = None
-    ) -> "Graphs":
-        """Return the same graphs with other heads of the alignment graph, and `facts` about
-        them."""
-        return replace(
-            self, source=replace(self.source, alignment=heads), alignment_facts=facts or {}
-        )
-
-    def write(self, directory: Path) -> None:
-        """Write the ONNX files of all graphs with their weights to the export `directory`."""
-        for dtype, specs in self.specs.items():
-            form = GraphFormat(self.target, dtype, self.activations, self.opset)
-            write_graphs(self.source, form, specs, directory)
-
-    def save_for_triton(self, export: Path, directory: Path) -> None:
-        """Write the graph of the first dtype to `directory` as a Triton model.
-
-        The dtype has one graph only, which is in the directory `export`. `directory` is the folder
-        of the model, not the repository of models. It must exist, without a folder "1".
-        """
-        specs = self.specs[self.dtypes[0]]
-        [spec] = specs.values()
-        kind = instance_kind(self.target, specs, self.dtypes[0])
-        write_triton_model(spec, export, directory, kind)
-
-    @property
-    def files(self) -> dict[str, str]:
-        """{role: file} of the graphs of the first dtype."""
-        return {role: spec.file for role, spec in self.specs[self.dtypes[0]].items()}
-
-    def facts(self, reports: Mapping[str, Report | None]) -> dict[str, Any]:
-        """Return the fields `default_dtype` and `variants` of the manifest.
-
-        `variants` has an entry for each dtype of weights, with the files of its graphs and the
-        tolerance of its errors. `reports` are those of the comparison with torch, by dtype, None if
-        it was not possible. A dtype that is missing there gets no field `parity` in its entry."""
-        variants: dict[str, dict[str, Any]] = {}
-        for dtype in self.dtypes:
-            report = reports.get(dtype)
-            variants[dtype] = {
-                "graphs": {role: spec.file for role, spec in self.specs[dtype].items()},
-                "tolerance": (report.tolerance if report else TOLERANCES[dtype])._asdict(),
-            }
-            if dtype in reports:
-                variants[dtype]["parity"] = report and report.summary()
-        return {"default_dtype": self.dtypes[0], "variants": variants}
+    target, config = get_target(options.target), checkpoint.config
+    if uses_target(config):
+        check_fields(config, target)
+    activations = target.activations(checkpoint.model, options.dtypes[0])
+    dtypes = [dtype or activations for dtype in options.dtypes]
+    content = checkpoint.config_json
+    specs = {
+        dtype: target.graph_specs(content, config.architecture, dtype, activations)
+        for dtype in dtypes
+    }
+    # one graph returns no alignments, and elsewhere the graph has copies of the weights
+    if options.generate is not None or not (target.shares_weights or options.alignments):
+        for by_role in specs.values():
+            by_role.pop(ALIGNMENT, None)
+    tokens = shortlist_tokens(checkpoint, options.shortlist)
+    rows = {} if tokens is None else {f"{LM_HEAD}.{part}": tokens for part in ("weight", "bias")}
+    return Graphs(
+        config,
+        checkpoint.weights.with_rows(rows),
+        target,
+        activations,
+        options.opset or target.opsets[0],
+        specs,
+        tokens,
+        calibrate_inputs(checkpoint, tokens, options.calibrate),
+        alignment_heads(content) if ALIGNMENT in specs[dtypes[0]] else [],
+    )
 
 
 def uses_target(config: Config) -> bool:
@@ -131,21 +73,6 @@ def check_fields(config: Config, target: Target) -> None:
         raise ValueError(f"{problem}, expected {expected}: use --target {default_target()}")
 
 
-def graph_source(
-    checkpoint: Checkpoint, options: ExportOptions, has_alignment: bool
-) -> GraphSource:
-    """Return the config and the weights of the graphs, the tokens of the shortlist and the
-    calibration, by `options`. With `has_alignment` also the heads of the alignment graph."""
-    tokens = shortlist_tokens(checkpoint, options.shortlist)
-    rows = {} if tokens is None else {f"{LM_HEAD}.{part}": tokens for part in ("weight", "bias")}
-    calibration = None
-    if options.calibrate is not None:
-        calibration = calibrate_inputs(checkpoint, tokens, options.calibrate)
-    weights = checkpoint.weights.with_rows(rows)
-    heads = alignment_heads(checkpoint.config_json) if has_alignment else []
-    return GraphSource(checkpoint.config, weights, tokens, calibration, heads)
-
-
 def shortlist_tokens(
     checkpoint: Checkpoint, shortlist: Iterable[int] | str | os.PathLike | None
 ) -> list[int] | None:
@@ -157,8 +84,10 @@ def shortlist_tokens(
 
 
 def calibrate_inputs(
-    checkpoint: Checkpoint, tokens: list[int] | None, text: str | os.PathLike
-) -> Calibration:
+    checkpoint: Checkpoint, tokens: list[int] | None, text: str | os.PathLike | None
+) -> Calibration | None:
+    if text is None:
+        return None
     from vanilla_transformer.checkpoint import load_tokenizer
 
     from ..proof.torch import torch_model

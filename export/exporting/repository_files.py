@@ -1,7 +1,6 @@
 """The files that other programs read beside the graphs: config.json, genai_config.json, and the
 card of a repository on the Hub."""
 
-import json
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -13,9 +12,10 @@ from huggingface_hub.utils import validate_repo_id, yaml_dump
 from ..heads import HEADS
 from ..inference.export_info import CARD, IMAGE_PROCESSOR, TOKENIZER_CONFIG, TOKENIZERS
 from ..shared.files import card_metadata, read_object, write_json
-from ..shared.options import without_none
+from ..shared.options import as_list, without_none
 from ..specs.caches import key_heads
-from ..targets.target import Target
+from .checkpoint import Checkpoint
+from .graphs import Graphs
 
 # Which of Transformers.js's model types runs graphs of these roles as they are. "marian" is in no
 # mapping of classifiers, so that the files it names for a pipeline are these graphs; "bart" is.
@@ -63,16 +63,14 @@ def client_config(
         external: names of graph files whose weights are in a file of their own.
     """
     model_type = MODEL_TYPES[tuple(role for role in ("encoder", "decoder") if role in roles)]
-    model_type = "vit" if config["model_type"] == "vanilla-vision" else model_type
-    names = (
-        {name: config[ours] for name, ours in MARIAN_NAMES.items()}
-        if model_type == "marian"
-        else {}
-    )
+    if config["model_type"] == "vanilla-vision":
+        model_type = "vit"
+    names = MARIAN_NAMES if model_type == "marian" else {}
     numbers = config.get("label2id") or {
         label: int(number) for number, label in config["id2label"].items()
     }
-    fields = {**config, **names, "label2id": numbers, "model_type": model_type}
+    fields = config | {name: config[ours] for name, ours in names.items()}
+    fields |= {"label2id": numbers, "model_type": model_type}
     if not dtypes:
         return fields
     loaded: dict[str, Any] = {"dtype": dtypes[0]}
@@ -141,18 +139,9 @@ def write_genai_config(directory: Path, config: dict, generation: dict, file: st
             "onnxruntime-genai needs equal widths"
         )
         return {"config": False, "tokenizer": False, "because": two_widths}
-    path = directory / "tokenizer.json"
-    because = unread_by_genai(
-        json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    )
-    end = generation.get("eos_token_id")
-    pad = generation.get("pad_token_id")
-    pad = pad if pad is not None else end[0] if isinstance(end, list) else end
-    tokens = {
-        "bos_token_id": generation.get("bos_token_id"),
-        "eos_token_id": end,
-        "pad_token_id": pad,
-    }
+    because = unread_by_genai(read_object(directory / "tokenizer.json"))
+    tokens = {name: generation.get(name) for name in ("bos_token_id", "eos_token_id")}
+    pads = [*as_list(generation.get("pad_token_id")), *as_list(tokens["eos_token_id"]), None]
     length = config["max_position_embeddings"]
     decoder = {
         "filename": file,
@@ -162,9 +151,7 @@ def write_genai_config(directory: Path, config: dict, generation: dict, file: st
         "num_key_value_heads": key_heads(config),
         "num_hidden_layers": config["num_hidden_layers"],
         "inputs": {
-            "input_ids": "input_ids",
-            "attention_mask": "attention_mask",
-            "position_ids": "position_ids",
+            **{name: name for name in ("input_ids", "attention_mask", "position_ids")},
             "past_key_names": "past_key_values.%d.key",
             "past_value_names": "past_key_values.%d.value",
         },
@@ -178,28 +165,26 @@ def write_genai_config(directory: Path, config: dict, generation: dict, file: st
         "type": "decoder",
         "vocab_size": config["vocab_size"],
         "context_length": length,
-        **without_none(tokens),
-        **({"tokenizer_dir": NO_TOKENIZER} if because else {}),
+        **tokens,
+        "pad_token_id": pads[0],
+        "tokenizer_dir": NO_TOKENIZER if because else None,
         "decoder": decoder,
     }
-    sampling = without_none({name: generation.get(name) for name in SAMPLING})
-    search = {"max_length": length, "past_present_share_buffer": False, **sampling}
-    write_json(directory / GENAI_CONFIG, {"model": model, "search": search})
-    return {
-        "config": True,
-        "tokenizer": because is None,
-        **({"because": because} if because else {}),
-    }
+    search = {"max_length": length, "past_present_share_buffer": False}
+    search |= {name: generation.get(name) for name in SAMPLING}
+    content = {"model": without_none(model), "search": without_none(search)}
+    write_json(directory / GENAI_CONFIG, content)
+    return without_none({"config": True, "tokenizer": because is None, "because": because})
 
 
-def unread_by_genai(tokenizer: dict | None) -> str | None:
+def unread_by_genai(tokenizer: dict) -> str | None:
     """Return why onnxruntime-genai does not read the content `tokenizer` of tokenizer.json, or None
     if it does.
 
-    It reads byte-level BPE; it reads some other kinds with different ids. `tokenizer` is None if
+    It reads byte-level BPE; it reads some other kinds with different ids. `tokenizer` is empty if
     there is no file.
     """
-    if tokenizer is None:
+    if not tokenizer:
         return "the checkpoint has no tokenizer.json"
     parts = {
         name: (tokenizer.get(name) or {}).get("type")
@@ -236,21 +221,14 @@ def base_name(checkpoint: str | os.PathLike) -> str | None:
     return name
 
 
-def write_card(
-    directory: Path,
-    base: str | None,
-    readme: Path,
-    architecture: str,
-    target: Target,
-    dtypes: Sequence[str],
-) -> None:
-    """Write README.md, the card of an export of the checkpoint `base`, to `directory`.
+def write_card(directory: Path, checkpoint: Checkpoint, graphs: Graphs) -> None:
+    """Write README.md, the card of an export of `checkpoint`, to `directory`.
 
-    License, language and datasets are those of `readme`, the checkpoint's card, if there is one.
-    `architecture` is the model class, and `target` and `dtypes` are those of the export.
+    License, language and datasets are those of the checkpoint's card, if there is one.
     """
-    of_base = card_metadata(readme)
-    task = HEADS[architecture].hub_task
+    base, of_base = base_name(checkpoint.source), card_metadata(checkpoint.card)
+    is_standard, dtypes = graphs.target.is_standard, graphs.dtypes
+    task = HEADS[checkpoint.architecture].hub_task
     if task == "text2text-generation" and of_base.get("pipeline_tag") in (
         "translation",
         "summarization",
@@ -260,14 +238,14 @@ def write_card(
     lines = [
         f"# {name} in ONNX",
         "",
-        f"Graphs of {name} ({architecture}),",
-        f"written by `vanilla-transformer export` for the target {target.name} in "
+        f"Graphs of {name} ({checkpoint.architecture}),",
+        f"written by `vanilla-transformer export` for the target {graphs.target.name} in "
         f"{' and '.join(dtypes)}. manifest.json says",
         "with which versions, and how much they differ from the checkpoint.",
     ]
     # what makes them of texts and images
     inputs = (directory / name for name in ("tokenizer.json", IMAGE_PROCESSOR))
-    if target.is_standard and task and any(file.is_file() for file in inputs):
+    if is_standard and task and any(file.is_file() for file in inputs):
         call = CALLS.get(task, "pipe('A text.')")
         lines += ["", "```js", SNIPPET.format(task=task, call=call), "```"]
     write_lines(
@@ -275,31 +253,26 @@ def write_card(
         lines,
         of_base,
         base_model=base,
-        base_model_relation="quantized" if "int8" in dtypes or "int4" in dtypes else None,
-        library_name="transformers.js" if target.is_standard else "onnxruntime",
+        base_model_relation="quantized" if {"int8", "int4"} & {*dtypes} else None,
+        library_name="transformers.js" if is_standard else "onnxruntime",
         pipeline_tag=of_base.get("pipeline_tag", task),
     )
 
 
 def write_generator_card(
-    directory: Path,
-    base: str | None,
-    readme: Path,
-    target: Target,
-    dtypes: Sequence[str],
-    mode: str,
+    directory: Path, checkpoint: Checkpoint, graphs: Graphs, mode: str
 ) -> None:
     """Write README.md, the card of one graph that generates by `mode`, to `directory`.
 
-    It names no library but onnxruntime: no other has a class for the graph. The other arguments are
-    those of `write_card`.
+    It names no library but onnxruntime: no other has a class for the graph. `graphs` are those that
+    it is made from.
     """
-    of_base = card_metadata(readme)
+    base, of_base = base_name(checkpoint.source), card_metadata(checkpoint.card)
     lines = [
         f"# {base or 'a checkpoint'} in one ONNX graph",
         "",
         f"This graph takes token ids and returns sequences, by {mode} search, for the target "
-        f"{target.name} in {' and '.join(dtypes)}.",
+        f"{graphs.target.name} in {' and '.join(graphs.dtypes)}.",
         f"`vanilla-transformer export --generate {mode}` wrote it. manifest.json has the versions.",
     ]
     tag = of_base.get("pipeline_tag", "text2text-generation")

@@ -29,33 +29,22 @@ SEARCHES: dict[str, Callable[[Rules], Search]] = {
 IDS = ("batch_size", "source_length")
 
 
-def one_graph_spec(file: str, search: Search, config: dict[str, Any]) -> GraphSpec:
-    ids, mask = (
-        replace(tensor, range=None, default=None) for tensor in token_inputs(config, IDS)[:2]
-    )
-    return GraphSpec(file, (ids, mask, STEPS, *search.inputs), search.outputs)
-
-
 def one_graph(
-    step: Step,
-    search: Search,
-    spec: GraphSpec,
-    rules: Rules,
-    config: dict[str, Any],
-    opsets: dict[str, int],
-) -> ir.Model:
-    """Return the model of `spec`: a loop of `step`, the decoder, and `search`, which returns
-    sequences.
+    step: Step, search: Search, file: str, config: dict[str, Any], opsets: dict[str, int]
+) -> tuple[ir.Model, GraphSpec]:
+    """Return a loop of `step`, the decoder, and `search`, which returns sequences, and its spec.
 
-    `rules` have the special tokens, `config` is config.json, and `opsets` are {domain: version}.
+    `file` is its name in the export, `config` is config.json, and `opsets` are {domain: version}.
     """
-    ops = Ops()
+    tokens = [replace(tensor, range=None, default=None) for tensor in token_inputs(config, IDS)[:2]]
+    spec = GraphSpec(file, (*tokens, STEPS, *search.inputs), search.outputs)
+    ops, options = Ops(), search.rules.options
     settings = {tensor.name: with_spec(Value(), tensor) for tensor in spec.inputs}
     ids, mask = settings["input_ids"], settings["attention_mask"]
     lengths = None
-    prompt = ops.filled([ops.size(ids, 0), 1], np.int64(rules.options.decoder_start_token_id or 0))
+    prompt = ops.filled([ops.size(ids, 0), 1], np.int64(options.decoder_start_token_id or 0))
     if config["model_type"] == "vanilla-decoder":
-        ids, mask, lengths = pad_left(ops, ids, mask, rules.options.pad_token_id)
+        ids, mask, lengths = pad_left(ops, ids, mask, options.pad_token_id)
         prompt = ids
     positions = position_limit(config)
     limit = limit_steps(ops, settings, lengths, positions)
@@ -67,24 +56,15 @@ def one_graph(
         *search.begin(inputs, settings, prompt, limit),
         *step.begin(inputs),
     ]
-    types = state_types(step, search, len(initial))
+    # tokens, states of the search, masks, caches
+    dtypes = ["int64", *search.dtypes, *["int64"] * step.num_masks]
+    dtypes += ["float32"] * (len(initial) - len(dtypes))
+    types = [ir.TensorType(data_type(dtype)) for dtype in dtypes]
     body = loop_body(step, search, inputs, types)
     final = ops.outputs(len(initial), "Loop", trips, ops("Greater", trips, 0), *initial, body=body)
     set_types(final, types)
     results = search.end(ops, final[1 : 1 + len(search.dtypes)])
-    return build_model(ops, list(settings.values()), results, spec, opsets)
-
-
-def state_types(step: Step, search: Search, count: int) -> list[ir.TensorType]:
-    """Return the types of the `count` states of the loop: tokens, states of the search, masks,
-    caches.
-
-    `step` and `search` say what their states are. The types after the masks are float32, for the
-    caches.
-    """
-    dtypes = ["int64", *search.dtypes, *["int64"] * step.num_masks]
-    dtypes += ["float32"] * (count - len(dtypes))
-    return [ir.TensorType(data_type(dtype)) for dtype in dtypes]
+    return build_model(ops, list(settings.values()), results, spec, opsets), spec
 
 
 def set_types(values: Sequence[Value], types: Sequence[ir.TensorType]) -> None:

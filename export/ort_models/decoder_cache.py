@@ -117,10 +117,10 @@ class DecoderCache(Cache):
             if mask.shape not in (shape, ids.shape):
                 expected = f"{shape}, or {ids.shape} for the new tokens"
                 raise ValueError(f"attention_mask has the shape {mask.shape}, expected {expected}")
-            zeros = (mask == 0).sum(axis=1)
-            padding = self.padding if mask.shape == shape else 0 * self.padding
-            if not np.array_equal(zeros, padding):
-                counts = f"{zeros.tolist()} zeros by row, expected {padding.tolist()}"
+            zeros = (mask == 0).sum(axis=1).tolist()
+            padding = (self.padding * (mask.shape == shape)).tolist()
+            if zeros != padding:
+                counts = f"{zeros} zeros by row, expected {padding}"
                 raise ValueError(f"attention_mask has {counts}, the padding of the prompts")
 
     def _check_positions(self, mask: np.ndarray, positions: Any) -> None:

@@ -54,37 +54,30 @@ class EncoderGraph:
         options.intra_op_num_threads = self.threads
         providers = itertools.dropwhile(lambda name: DEVICES[name] != self.device, DEVICES)
         self.session = Session(str(path), options, [*providers], path)
-        self.inputs = {value.name: value for value in self.session.inner.get_inputs()}
+        types = {value.name: value.type for value in self.session.inner.get_inputs()}
+        if unknown := sorted(types.keys() - INPUTS):
+            expected = f"an encoder's: {sorted(INPUTS)}"
+            raise ValueError(f"{path} has the inputs {unknown}, expected {expected}")
+        if not {*types.values()} <= DTYPES.keys():
+            raise ValueError(f"{path} has the inputs {types}, expected only {[*DTYPES]}")
+        self.inputs = [input_spec(value, config) for value in self.session.inner.get_inputs()]
         self.output_names = [value.name for value in self.session.inner.get_outputs()]
-        self._check()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how pickle and `copy` open the graph again, as a `Runtime` does."""
         arguments = self.info.directory, self.path, self.config, self.threads, self.device
         return type(self), arguments
 
-    def _check(self) -> None:
-        if unknown := sorted(self.inputs.keys() - INPUTS):
-            raise ValueError(
-                f"{self.path} has the inputs {unknown}, expected an encoder's: {sorted(INPUTS)}"
-            )
-        types = {name: value.type for name, value in self.inputs.items()}
-        if not {*types.values()} <= DTYPES.keys():
-            raise ValueError(f"{self.path} has the inputs {types}, expected only {[*DTYPES]}")
-
     def outputs(self, **arrays: Any) -> dict[str, np.ndarray]:
         """Return all outputs by name. Raises ValueError for wrong `arrays`.
 
         For a graph without masks, a mask must be 1 everywhere.
         """
-        if "attention_mask" not in self.inputs and np.all(arrays.get("attention_mask") == 1):
+        dtypes = {tensor.name: tensor.dtype for tensor in self.inputs}
+        if "attention_mask" not in dtypes and np.all(arrays.get("attention_mask") == 1):
             arrays["attention_mask"] = None
-        tensors = [input_spec(value, self.config) for value in self.inputs.values()]
-        feeds = check_sequence_inputs(tensors, arrays, str(self.path))
-        feeds = {
-            name: feeds[name].astype(DTYPES[value.type], copy=False)
-            for name, value in self.inputs.items()
-        }
+        checked = check_sequence_inputs(self.inputs, arrays, str(self.path))
+        feeds = {name: checked[name].astype(dtypes[name], copy=False) for name in dtypes}
         return dict(zip(self.output_names, self.session.run(self.output_names, feeds)))
 
 

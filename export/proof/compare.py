@@ -91,7 +91,6 @@ class Report:
     choices: int = 0
     agreeing: int = 0
     ties: int = 0
-    min_compared: int = 0
     is_measured: bool = False
     problems: list[str] = field(default_factory=list)
 
@@ -137,12 +136,13 @@ class Report:
 
     @property
     def comparison(self) -> Comparison:
-        """The verdict. It is weak if few tokens could be compared."""
+        """The verdict. If only tokens were compared, it is weak if they are few."""
         if failures := self.failures:
             return Comparison(False, "; ".join(failures))
-        is_weak = self.choices - self.ties < min(self.min_compared, self.choices)
-        expected = str(self.tolerance) if self.is_measured else "all before a near tie or the end"
-        return Comparison(True, self.seen, expected, is_weak=is_weak)
+        if self.is_measured:
+            return Comparison(True, self.seen, str(self.tolerance))
+        is_weak = self.choices - self.ties < min(MIN_TOKENS, self.choices)
+        return Comparison(True, self.seen, "all before a near tie or the end", is_weak=is_weak)
 
     # --------------------------------------------------------------------------------- comparisons
 

@@ -1,7 +1,7 @@
 """The results of an export for the inputs of a proof, under the names of `torch`."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
@@ -17,6 +17,7 @@ from ..engine.loop import Engine
 from ..engine.model import OnnxModel
 from ..heads import EMBED, EMBED_MULTI_VECTOR, HEADS
 from ..inference.inputs import pad_sequences
+from ..inference.rows import GenerationRequest
 from ..specs import alignment
 from ..text.sentence_modules import Files, read_modules
 from ..text.token_heads import read_token_heads
@@ -38,7 +39,7 @@ def outcome(model: OnnxModel, case: Reference, steps: Sequence[int] = ()) -> Arr
     """
     results = outputs(model, case)
     if model.info.generates:
-        results["logits"] = next_logits(model, case, case.inputs["tokens"], steps)
+        results["logits"] = next_logits(model, case.request(), case.inputs["tokens"], steps)
     return results
 
 
@@ -75,7 +76,8 @@ def record(model: OnnxModel, reference: Reference) -> Arrays:
     results |= alignment_weights(model, reference)
     if model.info.generates:
         greedy = results["greedy"]
-        margins = greedy_margins(next_logits(model, reference, greedy), greedy, reference)
+        logits = next_logits(model, reference.request(), greedy)
+        margins = greedy_margins(logits, greedy, reference)
         results |= {"greedy_margins": margins, **token_facts(results["logits"], reference)}
     return results
 
@@ -93,18 +95,24 @@ def outputs(model: OnnxModel, case: Reference) -> Arrays:
 
 
 def next_logits(
-    model: OnnxModel, case: Reference, tokens: np.ndarray, steps: Sequence[int] = ()
+    model: OnnxModel, request: GenerationRequest, tokens: np.ndarray, steps: Sequence[int] = ()
 ) -> np.ndarray:
-    """Return the logits (B, T, V) before each of `tokens` (B, T), which are fed in `steps`, see
-    `outcome`."""
-    request = case.request()
+    """Return the logits (B, T, V) before each of `tokens` (B, T), see `step_logits`."""
+    logits = step_logits(model, request, tokens, steps)
+    return np.concatenate([values.copy() for values in logits], axis=1)
+
+
+def step_logits(
+    model: OnnxModel, request: GenerationRequest, tokens: np.ndarray, steps: Sequence[int] = ()
+) -> Iterator[np.ndarray]:
+    """Yield the logits (B, t, V) before each of `tokens` (B, T), which follow the prompts of
+    `request` and are fed in `steps`, see `outcome`. They are valid until the next step."""
     with closing(model.factory.open(request)) as rows:
-        logits = [rows.prefill(request.input_ids, request.attention_mask)[:, -1:].copy()]
+        yield rows.prefill(request.input_ids, request.attention_mask)[:, -1:]
         first = np.cumsum([0, *steps]) if rows.all_logits else [0]
         places = [*first, *range(first[-1] + 1, tokens.shape[1])]
         for start, end in zip(places, places[1:]):
-            logits.append(rows.step(tokens[:, start:end]).copy())
-    return np.concatenate(logits, axis=1)
+            yield rows.step(tokens[:, start:end])
 
 
 def alignment_weights(model: OnnxModel, case: Reference) -> Arrays:

@@ -191,13 +191,19 @@ def search(model: PreTrainedModel, reference: Reference, **options: Any) -> Arra
     """Return what transformers generates from the inputs of `reference`, as `outcome.searches`
     does: `greedy` (B, T), or with `num_beams` the `beams` (B, T) and `beam_scores` (B,)."""
     inputs, start = reference.inputs, reference.start
-    with without_settings(model, None if start is None else int(start[0, 0])):
+    # the runtime applies the settings of the model outside of graphs
+    first = None if start is None else int(start[0, 0])
+    settings = model.generation_config
+    model.generation_config = GenerationConfig(decoder_start_token_id=first)
+    try:
         result = model.generate(  # type: ignore[operator]  # a model that generates
             **tensors(model, inputs, SOURCE),
             return_dict_in_generate=True,
             **reference.options,
             **options,
         )
+    finally:
+        model.generation_config = settings
     prompt = inputs["input_ids"].shape[1] if start is None else 1
     tokens = result.sequences[:, prompt:].numpy()
     missing = reference.options["max_new_tokens"] - tokens.shape[1]  # if all rows ended before
@@ -206,21 +212,6 @@ def search(model: PreTrainedModel, reference: Reference, **options: Any) -> Arra
     if "num_beams" not in options:
         return {"greedy": tokens}
     return {"beams": tokens, "beam_scores": result.sequences_scores.numpy()}
-
-
-@contextmanager
-def without_settings(model: PreTrainedModel, start: int | None) -> Iterator[None]:
-    """Replace the generation settings of `model` in the block with defaults.
-
-    `start` is the first token of a decoder, None for a decoder-only model. The runtime applies the
-    settings outside of graphs.
-    """
-    before = model.generation_config
-    model.generation_config = GenerationConfig(decoder_start_token_id=start)
-    try:
-        yield
-    finally:
-        model.generation_config = before
 
 
 def long_length(config: PretrainedConfig) -> int:

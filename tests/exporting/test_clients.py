@@ -335,7 +335,7 @@ def test_unread_by_genai_returns_reason_for_unsupported_tokenizers():
         "decoder": decoders.ByteLevel(),
     }
     assert unread_by_genai(content(**level)) is None
-    assert "no tokenizer.json" in unread_by_genai(None)
+    assert "no tokenizer.json" in unread_by_genai({})
     front = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     behind = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
     sequence = processors.Sequence([processors.ByteLevel(), front])

@@ -173,8 +173,7 @@ def test_pseudo_perplexity_of_a_long_line_keeps_its_tokens_once(tmp_path):
     tokenizer = Tokenizer(models.WordLevel({"<mask>": 0, "a": 1, "b": 2, "c": 3}, unk_token="a"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     engine = SimpleNamespace(
-        tokenizer=tokenizer,
-        mask_token="<mask>",
+        mask_token_id=0,
         config={"vocab_size": 4, "pad_token_id": 0},
         encode=lambda texts, special_tokens: tokenizer.encode_batch(texts),
         logits=lambda ids, mask: np.zeros((*ids.shape, 4), np.float32),

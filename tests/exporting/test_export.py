@@ -38,7 +38,7 @@ from vanilla_transformer import (
 )
 from vanilla_transformer_export import Runtime, export, load_checkpoint
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.exporting import plan
+from vanilla_transformer_export.exporting import export as exporting
 from vanilla_transformer_export.graphs import saving
 from vanilla_transformer_export.proof import verify
 from vanilla_transformer_export.proof.compare import TOLERANCES, Report
@@ -180,7 +180,7 @@ def test_graph_file_has_all_weights_and_no_local_paths(exported, name, file):
     for trace in (
         b".py",
         b"site-packages",
-        plan.__file__.rpartition("/")[0].encode(),
+        exporting.__file__.rpartition("/")[0].encode(),
         b"/home",
         b"Traceback",
         b"pkg.torch",
@@ -462,7 +462,7 @@ def test_interrupted_export_leaves_nothing_behind(quick, checkpoint, tmp_path):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    quick.setattr(plan, "write_graphs", interrupt)
+    quick.setattr(exporting, "write_graphs", interrupt)
     with pytest.raises(KeyboardInterrupt):
         export(checkpoint, tmp_path / "deep/out")
     assert not (tmp_path / "deep").exists()

@@ -7,7 +7,7 @@ import torch
 from checkpoints import perturbed
 
 from vanilla_transformer.source import Source
-from vanilla_transformer_export.exporting.graphs import GraphFormat, GraphSource, write_graphs
+from vanilla_transformer_export.exporting.graphs import Graphs, write_graphs
 from vanilla_transformer_export.graphs.config import Config
 from vanilla_transformer_export.graphs.weights import CheckpointWeights
 from vanilla_transformer_export.specs.alignment import alignment_heads
@@ -51,11 +51,11 @@ def test_export_peak_memory_is_below_three_times_largest_matrix(
     kind = get_target(target)
     activations = weights if weights == "fp16" else "fp32"
     specs = kind.graph_specs(config.to_dict(), config.architecture, weights, activations)
-    form = GraphFormat(kind, weights, activations, kind.opsets[0])
+    form = kind, activations, kind.opsets[0], {weights: specs}
     tracemalloc.start()
     heads = alignment_heads(config.to_dict())
-    model = GraphSource(config, CheckpointWeights(checkpoint, config), alignment=heads)
-    write_graphs(model, form, specs, tmp_path)
+    graphs = Graphs(config, CheckpointWeights(checkpoint, config), *form, alignment=heads)
+    write_graphs(graphs, tmp_path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert MATRIX / 8 < peak < 3 * MATRIX

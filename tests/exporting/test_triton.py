@@ -156,7 +156,7 @@ def test_force_replaces_folder_only_if_all_files_are_ours(
         raise ValueError("planned")
 
     # the export fails after the checks of the folder
-    monkeypatch.setattr("vanilla_transformer_export.exporting.export.Graphs.plan", fails)
+    monkeypatch.setattr("vanilla_transformer_export.exporting.export.plan_graphs", fails)
     for name in ("config.pbtxt", "1/model.onnx"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes((repository / "repository/reader" / name).read_bytes())

@@ -12,8 +12,7 @@ from messages import raises
 
 from vanilla_transformer.source import Source
 from vanilla_transformer_export.exporting.graphs import (
-    GraphFormat,
-    GraphSource,
+    Graphs,
     check_standard,
     write_graphs,
 )
@@ -192,10 +191,8 @@ def write_and_count_operators(checkpoint, target, dtype, role, folder):
     config = Config(source.config(), source.architecture)
     activations = "fp16" if target == "cuda" else "fp32"
     spec = kind.graph_specs(config.to_dict(), config.architecture, dtype, activations)[role]
-    form = GraphFormat(kind, dtype, activations, kind.opsets[0])
-    write_graphs(
-        GraphSource(config, CheckpointWeights(checkpoint, config)), form, {role: spec}, folder
-    )
+    form = kind, activations, kind.opsets[0], {dtype: {role: spec}}
+    write_graphs(Graphs(config, CheckpointWeights(checkpoint, config), *form), folder)
     return histogram(folder / spec.file)
 
 

@@ -13,8 +13,9 @@ from vanilla_transformer.source import Source
 from vanilla_transformer_export import Runtime
 from vanilla_transformer_export.exporting.checkpoint import Checkpoint
 from vanilla_transformer_export.exporting.export import manifest_facts
+from vanilla_transformer_export.exporting.graphs import write_graphs
 from vanilla_transformer_export.exporting.options import ExportOptions
-from vanilla_transformer_export.exporting.plan import Graphs, uses_target
+from vanilla_transformer_export.exporting.plan import plan_graphs, uses_target
 from vanilla_transformer_export.graphs.config import Config
 from vanilla_transformer_export.graphs.weights import CheckpointWeights
 from vanilla_transformer_export.heads import GENERATORS, HEADS, M3_EMBEDDING, SPARSE_EMBEDDING
@@ -49,14 +50,14 @@ MAX_MEAN_ERROR = {"int8": 0.1, "int4": 0.3, "fp16": 1.5e-3}  # relative to value
 
 def find_difference(checkpoint, directory, options):
     """Return the differences between the graphs and torch, or an empty string."""
-    graphs = Graphs.plan(checkpoint, options)
+    graphs = plan_graphs(checkpoint, options)
     directory.mkdir()
-    graphs.write(directory)
+    write_graphs(graphs, directory)
     (directory / "config.json").write_text(json.dumps(checkpoint.config_json))
     write_manifest(directory, **manifest_facts(checkpoint, graphs), **graphs.facts({}))
     runtime = Runtime(directory, device="cpu")
     # without the reference that `verify` makes
-    with torch_model(checkpoint.model, graphs.source.shortlist):
+    with torch_model(checkpoint.model, graphs.shortlist):
         report = prove(runtime, checkpoint.model, None, cases=3)
     shutil.rmtree(directory)
     max_mean_error = MAX_MEAN_ERROR.get(options.dtype)

@@ -82,7 +82,7 @@ TORCH = {
 }
 # These import `HEAVY` packages inside functions that make graphs, or for type checking.
 LAZY_IMPORTERS = {
-    *("cli/checkpoints.py", "cli/exports.py", "cli/training.py"),
+    *("cli/checkpoints.py", "cli/training.py"),
     *("targets/target.py", "one_graph/generation_config.py", "one_graph/step.py"),
     *("exporting/options.py", "exporting/plan.py", "proof/verify.py", "inference/options.py"),
     *(

@@ -359,7 +359,7 @@ def test_tokens_are_compared_up_to_the_first_near_tie():
     same, other = np.array([5, 9, 9]), np.array([4, 6, 7])
 
     def compared(dtype, *rows):
-        report = Report(TOLERANCES[dtype], min_compared=20)
+        report = Report(TOLERANCES[dtype])
         report.compare_greedy(rows, expected)
         return report
 
@@ -374,10 +374,10 @@ def test_tokens_are_compared_up_to_the_first_near_tie():
 def test_20_tokens_or_all_of_them_are_enough():
     for count, is_weak in ((19, True), (20, False)):
         tokens = np.arange(30)[None]
-        report = Report(min_compared=20)
+        report = Report()
         report.compare_greedy(tokens, {"greedy": tokens, "greedy_margins": 1.0 * (tokens < count)})
         assert report.comparison.ok and report.comparison.is_weak == is_weak
-    report, tokens = Report(min_compared=20), tokens[:, :9]
+    report, tokens = Report(), tokens[:, :9]
     report.compare_greedy(tokens, {"greedy": tokens, "greedy_margins": np.ones((1, 9))})
     assert report.comparison.ok and not report.comparison.is_weak
 
