@@ -135,17 +135,9 @@ def check_opset(options: "ExportOptions") -> None:
 
 
 def check_calibrate(options: "ExportOptions") -> None:
-    """Raise UsageError for `calibrate` if no matrix multiplication computes in integers, and
-    ImportError for `calibrate` without torch."""
-    if options.calibrate is None:
-        return
-    from vanilla_transformer import HAS_TORCH
-    from vanilla_transformer.errors import torch_missing
-
+    """Raise UsageError for `calibrate` if no matrix multiplication computes in integers."""
     dtype = options.dtypes[0]
-    if dtype in get_target(options.target).integer_dtypes:
-        if not HAS_TORCH:
-            raise torch_missing("calibrate runs the model, which")
+    if options.calibrate is None or dtype in get_target(options.target).integer_dtypes:
         return
     problem = (
         f"calibrate={os.fspath(options.calibrate)!r} is not supported by the target "
@@ -190,9 +182,7 @@ def check_generate(options: "ExportOptions") -> None:
 class ExportOptions:
     """The options of an export. `None` stands for the default of any field.
 
-    Raises:
-        UsageError: for an invalid value, and for values that cannot be combined.
-        ImportError: for `calibrate` without torch.
+    Raises UsageError for an invalid value, and for values that cannot be combined.
     """
 
     target: str = option(TARGET, default_target(), target_help, check=check_target)
@@ -269,7 +259,7 @@ class ExportOptions:
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "ExportOptions":
         """Return the options for {name: value}; others have their defaults. Raises UsageError for
-        an unknown name or an invalid value, and ImportError for `calibrate` without torch."""
+        an unknown name or an invalid value."""
         for name in options.keys() - FIELDS.keys():
             raise UsageError(
                 f"export has no option {name!r}, expected one of "

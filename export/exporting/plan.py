@@ -8,6 +8,7 @@ from ..graphs.config import Config
 from ..graphs.input_scales import Calibration
 from ..graphs.layers import LM_HEAD
 from ..heads import HEADS
+from ..shared.errors import torch_missing
 from ..specs.alignment import ROLE as ALIGNMENT
 from ..specs.alignment import alignment_heads
 from ..targets.registry import default_target, get_target
@@ -25,6 +26,7 @@ def plan_graphs(checkpoint: Checkpoint, options: ExportOptions) -> Graphs:
         ValueError: for a model that the target does not support, and for an invalid shortlist or
             text of `options`.
         FileNotFoundError: for a text that is missing.
+        ImportError: for `calibrate` where torch is not installed.
     """
     target, config = get_target(options.target), checkpoint.config
     if uses_target(config):
@@ -88,11 +90,12 @@ def calibrate_inputs(
 ) -> Calibration | None:
     if text is None:
         return None
+    if checkpoint.model is None:
+        raise torch_missing("calibrate runs the model, which")
     from vanilla_transformer.checkpoint import load_tokenizer
 
     from ..proof.torch import torch_model
     from .calibration import calibrate
 
-    assert checkpoint.model is not None  # see `options.check_calibrate`
     with torch_model(checkpoint.model, tokens):
         return calibrate(checkpoint.model, load_tokenizer(checkpoint.source.directory), text)

@@ -307,8 +307,8 @@ def text_inputs(
     if not info.generates:
         return Reference(sequence_inputs(info, rng, ids, mask))
     start, new_tokens = sizes
-    ends, pad = (model_token(name, info) for name in ("eos_token_id", "pad_token_id"))
-    options = {"max_new_tokens": new_tokens, "eos_token_id": ends, "pad_token_id": pad}
+    options = {"max_new_tokens": new_tokens}
+    options |= {name: model_token(name, info) for name in ("eos_token_id", "pad_token_id")}
     inputs = {"tokens": without_pad(info, rng.integers(0, size, (len(ids), new_tokens)))}
     if "encoder" in info.specs:
         inputs["start"] = without_pad(info, rng.integers(0, size, (len(ids), start)))

@@ -84,7 +84,7 @@ TORCH = {
 LAZY_IMPORTERS = {
     *("cli/checkpoints.py", "cli/training.py"),
     *("targets/target.py", "one_graph/generation_config.py", "one_graph/step.py"),
-    *("exporting/options.py", "exporting/plan.py", "proof/verify.py", "inference/options.py"),
+    *("exporting/plan.py", "proof/verify.py", "inference/options.py"),
     *(
         relative_name(path)
         for path in FILES
