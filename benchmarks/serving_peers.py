@@ -96,8 +96,7 @@ def serve_ctranslate2(options) -> None:
     from vanilla_transformer_export import TextRuntime
     from vanilla_transformer_export.engine.model import open_export
     from vanilla_transformer_export.serving import server, service
-    from vanilla_transformer_export.serving.settings import Settings
-    from vanilla_transformer_export.serving.sources import sources
+    from vanilla_transformer_export.serving.settings import Settings, sources
 
     async def generator(source, *_):
         info = open_export(source.directory)

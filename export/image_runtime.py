@@ -34,7 +34,7 @@ from .specs.sequences import pair
 from .text.checks import check_count, check_flags
 from .text.image_processor import ImageProcessor
 from .text.scores import default_function, rank_labels
-from .text.tasks.task import TaskCall
+from .text.tasks.task import JsonObject, TaskCall
 
 Input = str | os.PathLike | Image.Image | np.ndarray
 
@@ -81,7 +81,7 @@ class ImageRuntime:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def classify(self, images: Sequence[Input], /, top_k: int = 5) -> list[list[dict[str, Any]]]:
+    def classify(self, images: Sequence[Input], /, top_k: int = 5) -> list[list[JsonObject]]:
         """Return the `top_k` best labels of each image, best first, or all if there are fewer.
 
         A label is {"label": str, "score": float}. The score is the probability by softmax, or by

@@ -18,8 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import UsageError, did_you_mean
 from .serving.service import Service
-from .serving.settings import FIELDS, Settings, parse_settings, read, read_token
-from .serving.sources import Source, sources
+from .serving.settings import FIELDS, Settings, Source, parse_settings, read, read_token, sources
 
 RAY_ARGUMENTS = (
     "exports",

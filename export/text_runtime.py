@@ -1,33 +1,21 @@
 """Text in, text out: a `Runtime` and the tokenizer that came with the checkpoint, without
 transformers."""
 
-import contextlib
-import functools
 import os
 import reprlib
-import threading
-import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer
 
 from .engine.inputs import Generated, check_options, with_targets
 from .errors import UsageError
-from .inference import options as option_fields
 from .inference.config import VISION
-from .inference.export_info import MANIFEST, TARGET_TOKENIZER, ExportInfo, json_object
-from .inference.inputs import pad_sequences
-from .inference.options import Options
+from .inference.export_info import MANIFEST, json_object
+from .inference.options import Options, check_seeds
 from .runtime import Runtime
-from .specs.alignment import ROLE as ALIGNMENT
-from .text.checks import TokenizerErrors, check_texts, check_unicode, with_names
-from .text.detokenizer import Detokenizer, TokenNames
-from .text.languages import Choice, read_languages, sentence_languages
-from .text.placeholders import Keep
-from .text.sentence_modules import SentenceModules, read_modules
+from .text.languages import Choice
 from .text.tasks import (
     classification,
     embedding,
@@ -40,21 +28,18 @@ from .text.tasks import (
     tagging,
     translation,
 )
-from .text.tasks.alignment import Aligning, decode_texts, plain_text, unknown_token
 from .text.tasks.generation import generate_rows
-from .text.tasks.segments import check_unmarked
-from .text.token_heads import TokenHeads, read_token_heads
-from .text.tokenization_spaces import CleaningDetokenizer, clean_up
-from .text.tokenizer_settings import (
-    TokenizerSettings,
-    read_tokenizer,
-    read_tokenizer_settings,
+from .text.tasks.segments import (
+    Keep,
+    Translated,
+    check_aligning,
+    check_unmarked,
+    plain_text,
 )
+from .text.text_model import TextModel
 
-TOGETHER = 64  # texts that the tokenizer cuts at once
 
-
-class TextRuntime:
+class TextRuntime(TextModel):
     """An export directory with its tokenizer.json, loaded; `options` are arguments of
     `Runtime`.
 
@@ -64,34 +49,15 @@ class TextRuntime:
     """
 
     def __init__(self, directory: str | os.PathLike, threads: int | None = None, **options: Any):
-        self._read_tokenizer(Runtime(directory, threads, **options))
+        super().__init__(Runtime(directory, threads, **options))
 
     @classmethod
     def around(cls, runtime: Any) -> "TextRuntime":
         """Return the text side of `runtime`: a `Runtime`, or an object with the same `info` and
         methods."""
         text_runtime = cls.__new__(cls)
-        text_runtime._read_tokenizer(runtime)
+        TextModel.__init__(text_runtime, runtime)
         return text_runtime
-
-    def _read_tokenizer(self, runtime: Any) -> None:
-        self.runtime = runtime
-        self.info: ExportInfo = runtime.info
-        self.path = self.info.directory / "tokenizer.json"
-        tokenizer = read_tokenizer(self.info)
-        if tokenizer is None:
-            raise FileNotFoundError(
-                f"{self.path} is missing: the checkpoint had no tokenizer, so this export takes "
-                f"only ids"
-            )
-        self.tokenizer = tokenizer
-        # of generated texts, if it differs
-        self.target_tokenizer = read_tokenizer(self.info, TARGET_TOKENIZER) or tokenizer
-        self.languages = read_languages(self.info)
-        self.lock = threading.Lock()  # protects the tokenizer, whose truncation some tasks change
-        self.has_cut = False  # True once there was a warning of texts that are truncated
-        # None of what generates does: there a long text blocks no short one.
-        self.may_cut = not self.info.generates
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how pickle and `copy` open the export again, see `Runtime`."""
@@ -107,7 +73,7 @@ class TextRuntime:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # What is read of the export when it is first needed, and the tasks.
+    # the tasks
     translate = translation.translate
     classify = classification.classify
     zero_shot = classification.zero_shot
@@ -165,23 +131,19 @@ class TextRuntime:
                 another length, or too many tokens. With `return_alignments`,
                 `replace_unknowns` or `keep` also for an export without an alignment graph.
         """
-        Aligning(return_alignments, replace_unknowns).check(self.info)
+        check_aligning(
+            self.info, return_alignments=return_alignments, replace_unknowns=replace_unknowns
+        )
         if return_alignments:
             check_unmarked(keep=keep)
         lines = translation.marked_lines(self, texts, keep)
         # a line of placeholders only is generated for nothing
         sources = [line.text or line.raw for line in lines]
-        rows, checked = self.checked_rows(sources, src_lang, tgt_lang, options, seeds)
-        results = generate_rows(
-            self,
-            rows,
-            checked,
-            self.prefixes(target_prefix, len(rows)),
-            seeds,
-            are_aligned=[return_alignments or bool(line.marks) for line in lines],
-            unknown_token=unknown_token(self, replace_unknowns),
+        are_aligned = [return_alignments or bool(line.marks) for line in lines]
+        languages = src_lang, tgt_lang
+        translated, _ = self._translations(
+            sources, target_prefix, languages, options, seeds, replace_unknowns, are_aligned
         )
-        translated = decode_texts(self, sources, rows, results, replace_unknowns)
         return translated if return_alignments else translation.join_lines(lines, translated)
 
     def generate_with_scores(
@@ -200,24 +162,35 @@ class TextRuntime:
 
         The score is sum(log p) / length^length_penalty of the new tokens, including the end token.
         """
-        Aligning(False, replace_unknowns).check(self.info)
-        rows, checked = self.checked_rows(texts, src_lang, tgt_lang, options, seeds)
-        prefixes = self.prefixes(target_prefix, len(rows))
-        unknown = unknown_token(self, replace_unknowns)
-        results = generate_rows(self, rows, checked, prefixes, seeds, True, unknown_token=unknown)
+        check_aligning(self.info, replace_unknowns=replace_unknowns)
+        languages = src_lang, tgt_lang
+        translated, results = self._translations(
+            texts, target_prefix, languages, options, seeds, replace_unknowns, is_scored=True
+        )
         scores = np.array([result.score for result in results], np.float32)
-        return self.result_texts(texts, rows, results, replace_unknowns), scores
+        return [*map(plain_text, translated)], scores
 
-    def result_texts(
+    def _translations(
         self,
         texts: list[str],
-        rows: Sequence[Sequence[int]],
-        results: Sequence[Generated],
+        target_prefix: list[str] | None,
+        languages: tuple[Choice, Choice],
+        options: dict[str, Any],
+        seeds: Sequence[int] | None,
         replace_unknowns: bool,
-    ) -> list[str]:
-        """Return the texts of `results`. The other arguments are those of `decode_texts`."""
-        translated = decode_texts(self, texts, rows, results, replace_unknowns)
-        return [*map(plain_text, translated)]
+        are_aligned: Sequence[bool] | None = None,
+        is_scored: bool = False,
+    ) -> tuple[list[Translated], list[Generated]]:
+        """Return the translations of `texts` from the first to the second of `languages`, and what
+        was generated for them. The last two arguments are those of `generate_rows`, and the others
+        those of `generate`."""
+        rows, checked = self.checked_rows(texts, *languages, options, seeds)
+        prefixes = self.prefixes(target_prefix, len(rows))
+        unknown = translation.unknown_token(self, replace_unknowns)
+        results = generate_rows(
+            self, rows, checked, prefixes, seeds, is_scored, are_aligned, unknown
+        )
+        return translation.decode_texts(self, texts, rows, results, unknown), results
 
     def checked_rows(
         self,
@@ -233,7 +206,7 @@ class TextRuntime:
         """
         checked = check_options(self.info, options)
         rows = self.rows(texts, src_lang)
-        option_fields.check_seeds(seeds, len(rows), checked.seed)
+        check_seeds(seeds, len(rows), checked.seed)
         targets = self.languages.target_options(tgt_lang, len(rows), options)
         return rows, with_targets(self.info, checked, targets)
 
@@ -259,69 +232,6 @@ class TextRuntime:
         inputs = self.runtime.inputs(*self.batch(rows), None, checked)
         return self.decode_stream(self.runtime.stream_inputs(inputs))
 
-    @functools.cached_property
-    def sentence_languages(self) -> dict[str | None, str]:
-        """The code of the language whose rules split sentences, by the name of the language."""
-        return sentence_languages(self.info, self.languages)
-
-    @functools.cached_property
-    def tokenizer_settings(self) -> TokenizerSettings:
-        return read_tokenizer_settings(self.info, self.tokenizer)
-
-    @functools.cached_property
-    def sentence_modules(self) -> SentenceModules:
-        """The sentence modules of the export; without any, the mean of the token states.
-
-        There is a warning for each of `embedding.pooling_problems` and `embedding.text_problems`.
-        """
-        modules = read_modules(
-            self.info.manifest.get("sentence_modules") or [],
-            self.info,
-            self.info.config["hidden_size"],
-        )
-        for problem in embedding.pooling_problems(self.info) + embedding.text_problems(self.info):
-            warnings.warn(problem, stacklevel=1)
-        return modules
-
-    @functools.cached_property
-    def token_heads(self) -> TokenHeads:
-        """The heads of BGE-M3."""
-        return read_token_heads(self.info, self.info.config["hidden_size"])
-
-    @functools.cached_property
-    def aligns_markup(self) -> bool:
-        """True if markup in sentences is put around the words that theirs became. Without an
-        alignment graph it is False, with a warning."""
-        aligns = ALIGNMENT in self.info.specs
-        if not aligns:
-            warnings.warn(
-                f"{self.info.directory} has no alignment graph, so each text between two tags is "
-                "translated as a sentence: export again with --target cpu",
-                stacklevel=1,
-            )
-        return aligns
-
-    @functools.cached_property
-    def special_ids(self) -> frozenset[int]:
-        """Ids of the tokenizer's special tokens, which are no text."""
-        return frozenset(
-            id for id, token in self.tokenizer.get_added_tokens_decoder().items() if token.special
-        )
-
-    @functools.cached_property
-    def token_names(self) -> TokenNames:
-        return TokenNames(self.tokenizer, self.special_ids, self.path)
-
-    def detokenizer(
-        self, hidden: Collection[int] | None = None
-    ) -> Detokenizer | CleaningDetokenizer:
-        """Return an incremental detokenizer for one row of tokens, cleaning up spaces if the
-        tokenizer does. `hidden` are the tokens that are no text, by default all special ones."""
-        special_ids = self.special_ids if hidden is None else hidden
-        detokenizer = Detokenizer(self.tokenizer, special_ids, self.path)
-        cleans_up = self.tokenizer_settings.cleans_up
-        return CleaningDetokenizer(detokenizer) if cleans_up else detokenizer
-
     def decode_stream(self, steps: Iterator[np.ndarray]) -> Iterator[str]:
         """Yield the text of one row in parts. Each of `steps` is an array of one token."""
         detokenizer = self.detokenizer()
@@ -330,42 +240,6 @@ class TextRuntime:
                 yield piece
         if rest := detokenizer.end():
             yield rest
-
-    def tokenize(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return ids and mask (B, S) of `texts`, padded on the right. A decoder's prompts get no
-        end token."""
-        return self.batch(self.rows(texts))
-
-    def batch(self, rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-        return pad_sequences(rows, self.info.config.get("pad_token_id"))
-
-    def rows(self, texts: list[str], src_lang: Choice = None) -> list[list[int]]:
-        """Return the token ids of each text in the language `src_lang`, None for the tokenizer's
-        own. A decoder's prompt gets no end token.
-
-        Raises ValueError unless `texts` are a list of strings that are not blank, and for a text
-        that begins with an unknown language. Raises UsageError for an unknown `src_lang`.
-        """
-        texts = check_texts(texts)
-        self.languages.check_words(texts)
-        if src_lang is not None:
-            return self.languages.rows(
-                [encoding.ids for encoding in self.encodings(texts, special_tokens=False)], src_lang
-            )
-        encodings = self.encodings(texts, special_tokens=True)
-        return [
-            encoding.ids if "encoder" in self.info.specs else prompt(encoding)
-            for encoding in encodings
-        ]
-
-    def encodings(self, texts: list[str], special_tokens: bool) -> Iterator[Encoding]:
-        """Yield the encodings of `texts`, with or without special tokens.
-
-        They are encoded a few at a time: an encoding takes hundreds of times the memory of its
-        text.
-        """
-        for start in range(0, len(texts), TOGETHER):
-            yield from self.encode(texts[start : start + TOGETHER], special_tokens)
 
     def prefixes(self, texts: list[str] | None, count: int) -> list[list[int]]:
         """Return the token ids of each of the `count` prefixes `texts`, all empty for None or for
@@ -391,29 +265,6 @@ class TextRuntime:
             )
         return [encoding.ids for encoding in self.encode(texts, False, self.target_tokenizer)]
 
-    def decode(self, rows: list[list[int]], skip_special_tokens: bool = True) -> list[str]:
-        """Return the text of each row of token ids, the same as `AutoTokenizer.batch_decode`.
-        `skip_special_tokens` leaves out tokens such as the end token."""
-        with TokenizerErrors(self.path):
-            texts = self.tokenizer.decode_batch(rows, skip_special_tokens=skip_special_tokens)
-        return [clean_up(text) for text in texts] if self.tokenizer_settings.cleans_up else texts
-
-    def encode(
-        self, texts: list[str], special_tokens: bool, tokenizer: Tokenizer | None = None
-    ) -> list[Encoding]:
-        """Return the encoding of each text, with or without special tokens.
-
-        The default `tokenizer` is that of source texts. Raises ValueError for a text that is not
-        valid Unicode, or if the tokenizer fails on a text.
-        """
-        for text, name in with_names(texts):
-            check_unicode(text, name)
-        selected = tokenizer or self.tokenizer
-        with self.lock if self.may_cut else contextlib.nullcontext(), TokenizerErrors(self.path):
-            if len(texts) == 1:  # without the threads of a batch
-                return [selected.encode(texts[0], add_special_tokens=special_tokens)]
-            return selected.encode_batch(texts, add_special_tokens=special_tokens)
-
 
 def open_runtime(directory: str | os.PathLike, threads: int | None = None, **options: Any) -> Any:
     """Return a `TextRuntime`, or an `ImageRuntime` for a model that reads images. `threads` are CPU
@@ -425,16 +276,3 @@ def open_runtime(directory: str | os.PathLike, threads: int | None = None, **opt
 
         return ImageRuntime(directory, threads, **options)
     return TextRuntime(directory, threads, **options)
-
-
-def prompt(encoding: Encoding) -> list[int]:
-    """Return the token ids that a decoder continues.
-
-    If the tokenizer ends a text with a special token, the tokens that it added are left out.
-    """
-    added = encoding.special_tokens_mask
-    return (
-        [token for token, is_added in zip(encoding.ids, added) if not is_added]
-        if added[-1:] == [1]
-        else encoding.ids
-    )

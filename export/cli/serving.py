@@ -20,8 +20,7 @@ def serve_arguments(parser: Parser) -> None:
 @verb("serve exports over HTTP", serve_arguments, extras="cpu,serve")
 def serve(args: argparse.Namespace) -> None:
     from ..engine.process import engine_process
-    from ..serving.settings import parse_settings, read_token
-    from ..serving.sources import sources
+    from ..serving.settings import parse_settings, read_token, sources
 
     settings = parse_settings(args, os.environ)
     token = read_token(settings, os.environ)

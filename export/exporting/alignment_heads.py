@@ -17,8 +17,7 @@ from vanilla_transformer.training.data import read_all_lines
 from ..engine.alignments import head_weights
 from ..engine.inputs import start_tokens
 from ..specs.alignment import SHIFTS, AlignmentHead
-from ..text.alignments import align_words, mutual_best
-from ..text.token_spans import source_spans
+from ..text.alignments import align_words, mutual_best, source_spans
 from ..text_runtime import TextRuntime
 
 MIN_LINES, MAX_LINES = 100, 500  # of parallel text

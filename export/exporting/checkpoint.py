@@ -38,8 +38,8 @@ from ..inference.export_info import CARD, TOKENIZER_FILES, default_options
 from ..inference.options import PROMPT_LOOKUP
 from ..inference.sentence_settings import SETTINGS_FILES, parse_settings
 from ..text.checks import check_choice
+from ..text.problems import field_problems
 from ..text.tasks.classification import default_scoring
-from ..text.transformer_fields import field_problems
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -10,9 +10,9 @@ from ..heads import HEADS, MAX_CHARACTERS, Task, find_task
 from ..inference.logits import row_seed
 from ..shared.generation_options import FIELDS
 from ..text.checks import check_choice
-from ..text.placeholders import keep_pattern
 from ..text.tasks.alignment import ALIGNMENTS
 from ..text.tasks.embedding import PRECISIONS
+from ..text.tasks.segments import keep_pattern
 from ..text.tasks.task import TaskCall, option_defaults, task_function
 
 GENERATING = ("generate", "translate")  # methods of TextRuntime that give a text for a text

@@ -19,8 +19,7 @@ from ..heads import EMBED, EMBED_MULTI_VECTOR, HEADS
 from ..inference.inputs import pad_sequences
 from ..inference.rows import GenerationRequest
 from ..specs import alignment
-from ..text.sentence_modules import Files, read_modules
-from ..text.token_heads import read_token_heads
+from ..text.sentence_modules import Files, read_modules, read_token_heads
 from .compare import error_scale, relative_margins
 from .reference import Arrays, Reference, compared_outputs, decoder_ids
 

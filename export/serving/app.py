@@ -22,8 +22,9 @@ from ..errors import (
     TooLong,
     UsageError,
 )
+from ..text.tasks.task import JsonObject
 from . import health
-from .lifecycle import Lifecycle
+from .health import Lifecycle
 from .models import ServedModel, ServedModels
 from .observability import Metrics
 from .protocols.protocol import IN_USE, Protocol, short_repr
@@ -105,7 +106,7 @@ def add_roots(app: FastAPI, protocol: Protocol) -> None:
             )
 
 
-def document(app: FastAPI) -> dict[str, Any]:
+def document(app: FastAPI) -> JsonObject:
     """Return the OpenAPI document of `app`. Paths with `{model}` get a parameter, which no endpoint
     declares."""
     if app.openapi_schema is None:
@@ -334,7 +335,7 @@ def validation_message(error: RequestValidationError) -> str:
     )
 
 
-def body_message(error: dict[str, Any]) -> str:
+def body_message(error: JsonObject) -> str:
     if error["type"] == "missing":
         return "the body is empty or null, expected a JSON object"
     if isinstance(error["input"], bytes):  # FastAPI does not parse other media types
@@ -342,7 +343,7 @@ def body_message(error: dict[str, Any]) -> str:
     return f"the body is {short_repr(error['input'])}, expected a JSON object"
 
 
-def expectation(error: dict[str, Any]) -> str:
+def expectation(error: JsonObject) -> str:
     if error["type"] == "extra_forbidden":
         return "no field of this name"
     message = error["msg"].removeprefix("Value error, ")

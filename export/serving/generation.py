@@ -12,9 +12,16 @@ from ..engine.limits import Admission
 from ..errors import TooLong
 from ..inference.options import Options
 from ..text.languages import Direction
-from ..text.tasks.alignment import Aligning, Translation, unknown_token
-from ..text.tasks.segments import TextOptions
-from ..text.tasks.translation import Plan, join_results, make_plan, tokenize
+from ..text.tasks.alignment import Translation
+from ..text.tasks.segments import TextOptions, check_aligning, plain_text
+from ..text.tasks.translation import (
+    Plan,
+    decode_texts,
+    join_results,
+    make_plan,
+    tokenize,
+    unknown_token,
+)
 from ..text_runtime import TextRuntime
 from .models import ServedModel
 
@@ -54,7 +61,7 @@ async def translate(
         count = options.get("num_return_sequences") or 1
         groups = await call_off_loop(size, job.join_all, answers, count)
     rest = iter(groups)
-    is_aligned = text_options.aligning.return_alignments
+    is_aligned = text_options.return_alignments
     return [
         next(rest) if text.strip() else [Translation(text, []) if is_aligned else text]
         for text in texts
@@ -74,7 +81,7 @@ class TranslationJob:
     def join(self, results: Sequence[Generated]) -> list[Any]:
         """Return the translation of each text, from the result of each of `inputs`."""
         joined = join_results(self.runtime, self.plan, source_rows(self.inputs), results)
-        if not self.plan.aligning.return_alignments:
+        if not self.plan.text_options.return_alignments:
             return joined
         return [result.without_prefix(self.added) for result in joined]
 
@@ -102,16 +109,16 @@ def plan_job(
     texts = [*map(direction.add_word, texts)]
     languages = direction.src_lang, direction.tgt_lang
     plan = make_plan(model.runtime, texts, text_options, *languages, options)
-    check_sentences(plan.sentences, model.admission.slot_size.source)
+    check_sentences(plan.texts, model.admission.slot_size.source)
     fitting = fit_slot(plan.options[0], model.admission)  # of all texts: they have one language
     rows = tokenize(model.runtime, plan)
     admit = model.admission.admit
-    unknown = unknown_token(model.runtime, plan.aligning.replace_unknowns)
+    unknown = unknown_token(model.runtime, text_options.replace_unknowns)
     inputs = [
         dataclasses.replace(
             admit(row, fitting, place=place), is_aligned=is_aligned, unknown_token=unknown
         )
-        for row, place, is_aligned in zip(rows, plan.places, plan.are_aligned, strict=True)
+        for row, (_, place, is_aligned) in zip(rows, plan.sentences, strict=True)
     ]
     return TranslationJob(model.runtime, plan, inputs, len(direction.add_word("")))
 
@@ -140,13 +147,13 @@ async def continue_texts(
     """
     slot = model.admission.slot_size
     check_characters("text", map(len, texts), slot.source or slot.length)
-    Aligning(False, replace_unknowns).check(model.info)
+    check_aligning(model.info, replace_unknowns=replace_unknowns)
     size = sum(map(len, texts))
+    unknown = unknown_token(model.runtime, replace_unknowns)
 
     def admit() -> list[GenerationInput]:
         rows, checked = model.runtime.checked_rows(texts, src_lang, tgt_lang, options)
         admitted = model.admission.admit_all(rows, checked)
-        unknown = unknown_token(model.runtime, replace_unknowns)
         return [dataclasses.replace(row, unknown_token=unknown) for row in admitted]
 
     inputs = await call_off_loop(size, admit)
@@ -154,10 +161,9 @@ async def continue_texts(
 
     def decode() -> list[list[str]]:
         results = [result for group in answers for result in group]
-        decoded = iter(
-            model.runtime.result_texts(texts, source_rows(inputs), results, replace_unknowns)
-        )
-        return [[next(decoded) for _ in group] for group in answers]
+        rows = source_rows(inputs)
+        decoded = iter(decode_texts(model.runtime, texts, rows, results, unknown))
+        return [[plain_text(next(decoded)) for _ in group] for group in answers]
 
     return await call_off_loop(size, decode)
 

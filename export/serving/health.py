@@ -1,5 +1,7 @@
-"""Liveness, readiness and metrics of the server. These endpoints need no token and have no
-limits."""
+"""The stages of a server, and its liveness, readiness and metrics. These endpoints need no token
+and have no limits."""
+
+from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -13,6 +15,31 @@ PATHS = (
     "/v2/health/ready",
     "/metrics",
 )
+
+
+@dataclass
+class Lifecycle:
+    """The stages of a server.
+
+    `loading` ends when all models are loaded and those that generate have run once. `leaving`
+    begins with the first signal: load balancers see it and stop sending requests. While `draining`,
+    the server finishes the running requests and rejects new ones. `silent` is True while the
+    process of the workers does not answer.
+    """
+
+    loading: bool = False
+    leaving: bool = False
+    draining: bool = False
+    silent: bool = False
+
+    @property
+    def status(self) -> str:
+        stages = {
+            "shutting down": self.leaving,
+            "loading": self.loading,
+            "workers do not answer": self.silent,
+        }
+        return next((name for name, is_now in stages.items() if is_now), "ok")
 
 
 @router.get("/health/live")

@@ -22,8 +22,8 @@ from ..errors import RequestError
 from . import health
 from .app import MODEL_IN_PATH, Errors
 from .generation import call_off_loop
-from .json_bodies import check_size, check_values, json_text
-from .lifecycle import Lifecycle
+from .health import Lifecycle
+from .limits import check_size, check_values, json_text
 from .models import ServedModels
 from .observability import Log, Metrics, format_error
 from .settings import Settings

@@ -6,14 +6,16 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..engine.encoder import EncoderScheduler
+from ..engine.encoder import MAX_WAITING, EncoderScheduler
 from ..engine.forking import trim_heap
 from ..engine.limits import Admission, Arrangement
 from ..engine.loop import Client
+from ..engine.model import OnnxModel, find_target
 from ..errors import RequestError, did_you_mean
-from ..heads import EMBED, EMBED_SPARSE, Task, has_task
+from ..heads import EMBED, EMBED_SPARSE, HEADS, Task
 from ..inference.config import VISION
 from ..inference.export_info import ExportInfo
+from ..inference.inputs import max_run_tokens
 from ..text.languages import Directions
 
 UNLOADED, LOADING, READY, UNLOADING = "unloaded", "loading", "ready", "unloading"
@@ -47,7 +49,7 @@ class OpenModel(NamedTuple):
         plan: the plan by which it was opened.
         runtime: a `TextRuntime` or an `ImageRuntime`.
         scheduler: runs generation; None for encoders.
-        encoder: batches the calls of encoders, see `encoder_runtime.batched`; None for a model
+        encoder: batches the calls of encoders, see `batched`; None for a model
             that generates.
         free: closes the model and frees its memory. No request may use it then.
     """
@@ -273,7 +275,7 @@ class ServedModel:
 
     def has_task(self, *tasks: Task) -> bool:
         """Return True if the model has one of `tasks`."""
-        return any(has_task(self.architecture, task) for task in tasks)
+        return any(task in HEADS[self.architecture].tasks for task in tasks)
 
     @property
     def has_prompts(self) -> bool:
@@ -363,3 +365,42 @@ class ServedModels:
 
 def megabytes(size: int) -> str:
     return f"{size / 1e6:.{1 if size < 1e6 else 0}f} MB"
+
+
+# ---------------------------------------------------------------------------------- encoders
+
+
+class BatchedModel:
+    """A replacement of `model`, whose full-sequence runs go through `scheduler`, together with
+    those of other requests. Tasks pass `max_tokens` tokens at a time."""
+
+    def __init__(self, model: OnnxModel, scheduler: EncoderScheduler):
+        self.model = model
+        self.outputs = scheduler.run
+        self.max_tokens = max_batch_tokens(model.info, scheduler.arrangement)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+
+def max_batch_tokens(info: ExportInfo, arrangement: Arrangement) -> int:
+    """Return how many tokens tasks pass at once: as many as keep all workers busy, with rows of
+    several lengths."""
+    device = find_target(info).default_device
+    return 2 * arrangement.workers * max_run_tokens(device, arrangement.threads)
+
+
+def batched(
+    runtime: Any, workers: int = 1, max_waiting: int = MAX_WAITING, **options: Any
+) -> EncoderScheduler:
+    """Make `runtime` run its model through a new `EncoderScheduler`, and return the scheduler.
+
+    The scheduler is started; the caller closes it. `runtime` is a `TextRuntime` or an
+    `ImageRuntime` opened with the threads of one worker. `workers` is the number of worker threads,
+    and `max_waiting` the number of rows that may wait. `options` are `max_source`, `observe` and
+    `max_calls` of `EncoderScheduler`.
+    """
+    model = runtime.runtime.model
+    scheduler = EncoderScheduler(model, workers, max_waiting, **options)
+    runtime.runtime.model = BatchedModel(model, scheduler)
+    return scheduler

@@ -7,7 +7,6 @@ import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from importlib.resources import files
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, JSONResponse
@@ -17,14 +16,21 @@ from ..engine.inputs import Generated, GenerationInput
 from ..errors import RequestError
 from ..heads import GENERATE, IMAGE, TRANSLATE, find_task
 from ..specs.alignment import ROLE as ALIGNMENT
-from ..text.tasks.alignment import Aligning
 from ..text.tasks.segments import TextOptions, join_parts
+from ..text.tasks.task import JsonObject
 from .generation import TranslationJob, call_off_loop, plan_job
 from .models import Ability, ServedModel
-from .protocols.protocol import Protocol, choose_model, name_in_path, served_models
-from .streams import EventStream, event, wait_for_first
+from .protocols.protocol import (
+    EventStream,
+    Protocol,
+    choose_model,
+    event,
+    name_in_path,
+    served_models,
+    wait_for_first,
+)
 
-Fields = dict[str, Any]  # of an event
+Fields = JsonObject  # of an event
 MAX_TOKENS = 2048  # maximum number of tokens of a continuation
 GENERATES = Ability("generate text", lambda model: model.has_task(TRANSLATE, GENERATE))
 PAGE = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
@@ -87,11 +93,11 @@ async def models(request: Request) -> JSONResponse:
     )
 
 
-def describe_model(model: ServedModel) -> dict[str, Any]:
+def describe_model(model: ServedModel) -> JsonObject:
     match = find_task(model.architecture, None)
     task = f"{match.name}-image" if match.forms == (IMAGE,) else match.name
     task = TRANSLATE.name if model.has_task(TRANSLATE) else task
-    facts: dict[str, Any] = {"name": model.name, "task": task, "architecture": model.architecture}
+    facts: JsonObject = {"name": model.name, "task": task, "architecture": model.architecture}
     if task == TRANSLATE.name:
         facts["pairs"] = model.languages
     if task == "fill-mask" and model.runtime is not None:
@@ -144,7 +150,7 @@ async def translation(model: ServedModel, body: PageRequest) -> AsyncGenerator[F
             f"{pairs}",
         )
     options = {"num_beams": 1, "do_sample": False}
-    text_options = TextOptions(keep=False, aligning=Aligning(ALIGNMENT in model.info.specs))
+    text_options = TextOptions(keep=False, return_alignments=ALIGNMENT in model.info.specs)
     job = await call_off_loop(
         len(body.text), plan_job, model, [body.text], direction, text_options, options
     )
@@ -166,7 +172,7 @@ async def translation_fields(
     async with aclosing(as_fields(sentences(model, job, results))) as pieces:
         async for fields in pieces:
             yield fields
-    if job.plan.aligning.return_alignments:
+    if job.plan.text_options.return_alignments:
         [translated] = job.join(results)
         yield {"alignments": translated.alignments}
 

@@ -15,11 +15,10 @@ import uvloop
 
 from ..engine.forking import SIGNALS
 from ..engine.process import EngineProcess
-from .connections import Connections, available_connections
+from .limits import Connections, available_connections
 from .observability import capture_library_logs
 from .service import PROTOCOLS, Say, Service
-from .settings import Settings
-from .sources import Source
+from .settings import Settings, Source
 
 SHUTDOWN_TIMEOUT = 1  # seconds that uvicorn waits for clients that do not read their responses
 

@@ -29,10 +29,9 @@ from ..text.languages import read_directions, read_languages
 from ..text_runtime import TextRuntime, open_runtime
 from . import page
 from .app import create_app
-from .encoder_runtime import batched
-from .lifecycle import Lifecycle
+from .health import Lifecycle
 from .middleware import Frame
-from .models import READY, ModelPlan, OpenModel, ServedModel, ServedModels, megabytes
+from .models import READY, ModelPlan, OpenModel, ServedModel, ServedModels, batched, megabytes
 from .observability import Log, Metrics, format_error
 from .protocols import (
     libretranslate,
@@ -44,8 +43,7 @@ from .protocols import (
     text_embeddings,
 )
 from .protocols.protocol import Protocol
-from .settings import Settings
-from .sources import Source
+from .settings import Settings, Source
 
 PROTOCOLS: tuple[Protocol, ...] = tuple(
     module.PROTOCOL

@@ -1,26 +1,29 @@
 """Facts that users of an export should know, for `info` of the command line and `/info` of a
 server."""
 
-from typing import Any
-
 from tokenizers import Tokenizer
 
 from ..engine.model import find_target
 from ..heads import CLASSIFY, CLASSIFY_IMAGES, EMBED, EMBED_SPARSE, HEADS, TAG
 from ..inference.config import VISION
 from ..inference.cpu_quota import cpu_quota
-from ..inference.export_info import IMAGE_PROCESSOR, MANIFEST, TOKENIZERS, ExportInfo
+from ..inference.export_info import IMAGE_PROCESSOR, TOKENIZERS, ExportInfo
+from .problems import (
+    export_problems,
+    label_problems,
+    pooling_problems,
+    text_problems,
+    vocabulary_problems,
+)
 from .sentence_modules import read_poolings
-from .tasks.classification import default_scoring, label_problems
-from .tasks.embedding import max_length, pooling_problems, text_problems
+from .tasks.classification import default_scoring
+from .tasks.embedding import max_length
+from .tasks.task import JsonObject
 
 LABELED = {CLASSIFY, CLASSIFY_IMAGES, TAG}  # tasks whose results have names of labels
-MAX_UNUSED = 1 / 32  # of the embeddings; tables are padded, such as 50,280 tokens to 50,368
 
 
-def model_facts(
-    info: ExportInfo, threads: int, tokenizer: Tokenizer | None = None
-) -> dict[str, Any]:
+def model_facts(info: ExportInfo, threads: int, tokenizer: Tokenizer | None = None) -> JsonObject:
     """Return the choices that a runtime of the export `info` with `threads` makes, and warnings of
     those that are probably wrong. Without a `tokenizer`, its vocabulary is not checked.
 
@@ -44,7 +47,7 @@ def model_facts(
         "cpu_quota": cpu_quota(),
         "changed_files": info.changed_files,
     }
-    warnings = file_problems(info) + scale_problems(info)
+    warnings = [*export_problems(info)]
     if info.config["model_type"] != VISION:
         facts |= token_facts(info)
         warnings += text_problems(info)
@@ -73,7 +76,7 @@ def readable_inputs(info: ExportInfo) -> str:
     return "texts" if TOKENIZERS[0] in files else "token ids"
 
 
-def token_facts(info: ExportInfo) -> dict[str, Any]:
+def token_facts(info: ExportInfo) -> JsonObject:
     """Return the facts of a model of texts: max_position_embeddings and token_types."""
     return {
         "max_position_embeddings": info.config["max_position_embeddings"],
@@ -85,26 +88,6 @@ def token_facts(info: ExportInfo) -> dict[str, Any]:
     }
 
 
-def file_problems(info: ExportInfo) -> list[str]:
-    """Return a warning for each file that differs from the manifest or that it does not list."""
-    changed = "changed since the export, expected the file of the manifest: export again"
-    unlisted = f"has no effect, expected a file that {MANIFEST} lists: export again"
-    return [
-        *(f"{info.directory / name} {changed}" for name in info.changed_files),
-        *(f"{info.directory / name} {unlisted}" for name in info.unlisted_files),
-    ]
-
-
-def scale_problems(info: ExportInfo) -> list[str]:
-    """Return a warning for an encoder in int8 on the target portable, whose activations have one
-    scale for all rows of a batch."""
-    target = info.manifest["target"]
-    if info.generates or info.dtype != "int8" or not find_target(info).is_standard:
-        return []
-    problem = "in int8, where the rows of a batch change each other"
-    return [f"{info.directory} is for the target {target} {problem}, expected the target cpu"]
-
-
 def calibration(manifest: dict, dtype: str) -> dict[str, int] | None:
     """Return the numbers of calibrated matrix multiplications and of scales for each row, or None
     without a calibration of the weights in `dtype`."""
@@ -112,23 +95,7 @@ def calibration(manifest: dict, dtype: str) -> dict[str, int] | None:
     return facts and {name: facts[name] for name in ("matmuls", "row_scales")}
 
 
-def vocabulary_problems(info: ExportInfo, tokenizer: Tokenizer) -> list[str]:
-    """Return a warning if the tokenizer has tokens that the model has no embedding for, or if an
-    encoder has embeddings for many more tokens: then the tokenizer is that of another model."""
-    size = info.config["vocab_size"]
-    tokens = tokenizer.get_vocab(with_added_tokens=True)
-    unknown = sorted((id, token) for token, id in tokens.items() if id >= size)
-    if unknown:
-        seen = f"{len(unknown)} tokens from id {unknown[0][0]} on, such as {unknown[0][1]!r}"
-        problem = f"expected ids below vocab_size={size}: texts with them are an error"
-        return [f"{info.directory} has a tokenizer with {seen}, {problem}"]
-    if info.generates or size - len(tokens) <= MAX_UNUSED * size:
-        return []
-    expected = f"expected about vocab_size={size}: it may be that of another model"
-    return [f"{info.directory} has a tokenizer with {len(tokens)} tokens, {expected}"]
-
-
-def embedding_facts(info: ExportInfo) -> dict[str, Any]:
+def embedding_facts(info: ExportInfo) -> JsonObject:
     """Return the facts of a model that embeds: pooling, modules (those after it), similarity,
     truncate_dim and those of `prompt_facts`."""
     settings = info.sentence_settings
@@ -142,7 +109,7 @@ def embedding_facts(info: ExportInfo) -> dict[str, Any]:
     }
 
 
-def sparse_facts(info: ExportInfo) -> dict[str, Any]:
+def sparse_facts(info: ExportInfo) -> JsonObject:
     """Return the facts of a model that embeds texts as sparse vectors: pooling_strategy,
     activation_function, max_active_dims, similarity and those of `prompt_facts`."""
     settings = info.sentence_settings
@@ -154,7 +121,7 @@ def sparse_facts(info: ExportInfo) -> dict[str, Any]:
     }
 
 
-def prompt_facts(info: ExportInfo) -> dict[str, Any]:
+def prompt_facts(info: ExportInfo) -> JsonObject:
     """Return max_seq_length, prompts (their names) and default_prompt_name of a model that
     embeds."""
     settings = info.sentence_settings

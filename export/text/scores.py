@@ -2,9 +2,10 @@
 
 import reprlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
+
+from .tasks.task import JsonObject
 
 Scoring = Callable[[np.ndarray], np.ndarray]  # from logits to scores
 
@@ -63,7 +64,7 @@ def activation(name: object, setting: str) -> Scoring:
 
 def rank_labels(
     labels: Sequence[str], scores: np.ndarray, top_k: int | None = None
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Return `{"label": str, "score": float}` of the `top_k` best of `labels`, best first; None is
     all. `scores` are (labels,)."""
     best = np.argsort(-scores, kind="stable")[:top_k].tolist()

@@ -1,16 +1,17 @@
 """The modules of sentence-transformers in an export: poolings, linear maps and normalization, which
-make one vector of the hidden states of a text."""
+make one vector of the hidden states of a text. And the heads of BGE-M3, which make a weight and a
+vector of each state."""
 
 import io
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ..shared.files import safetensors_header
+from ..shared.files import TOKEN_HEADS, safetensors_header
 from ..shared.options import as_list
 from .checks import check_choice
 from .scores import activation
@@ -280,3 +281,38 @@ def read_tensor(data: bytes, facts: dict) -> np.ndarray:
         check_choice("dtype", facts["dtype"], DTYPES)
         values = np.frombuffer(data[begin:end], DTYPES[facts["dtype"]]).astype(np.float32)
     return values.reshape(facts["shape"])
+
+
+# ----------------------------------------------------------------------------- the heads of BGE-M3
+
+
+class TokenHeads(NamedTuple):
+    """The heads of BGE-M3 (Chen et al. 2024): linear maps from states (S, D) of tokens to weights
+    (S, 1) of a sparse embedding, which may be below 0, and to the vectors (S, E) of a multi-vector
+    embedding."""
+
+    weights: Step
+    vectors: Step
+
+
+def read_token_heads(files: Files, hidden_size: int) -> TokenHeads:
+    """Return the heads of an export, for states of `hidden_size` values.
+
+    Raises ValueError if a file is missing or no safetensors file, or has tensors of other shapes or
+    values that are not finite.
+    """
+    sparse, multi_vector = (f"{head}.safetensors" for head in TOKEN_HEADS)
+    return TokenHeads(
+        linear(files, sparse, hidden_size, 1), linear(files, multi_vector, hidden_size)
+    )
+
+
+def linear(files: Files, name: str, in_features: int, out_features: int | None = None) -> Step:
+    """Return the linear map with the weights in the file `name`. `out_features` may be any number
+    if it is None."""
+    tensors = file_tensors(files, name, "heads of BGE-M3")
+    size = out_features or max(tensors.get("weight", np.ones(1)).size // in_features, 1)
+    shapes = {"weight": (size, in_features), "bias": (size,)}
+    check_shapes(files.directory / name, tensors, shapes)
+    weight, bias = tensors["weight"], tensors["bias"]
+    return lambda states: states @ weight.T + bias

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, normalizers
 
 from ..inference.export_info import TOKENIZERS, ExportInfo
 from .checks import TokenizerErrors
-from .tokenization_spaces import cleans_up
+from .detokenizer import cleans_up
 
 NO_LIMIT = 10**9  # tokens; transformers writes 10**30 for a tokenizer without a limit
 # Special tokens of the tokenizer classes, for an old tokenizer_config.json without special tokens.

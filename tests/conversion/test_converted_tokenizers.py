@@ -17,7 +17,7 @@ from vanilla_transformer.checkpoint import load_tokenizer
 from vanilla_transformer.conversion.tokenizers import find_tokenizer
 from vanilla_transformer.training.tasks import translation
 from vanilla_transformer_export.exporting.shortlist import shortlist_from_text
-from vanilla_transformer_export.text.tokenization_spaces import clean_up, cleans_up
+from vanilla_transformer_export.text.detokenizer import clean_up, cleans_up
 
 # Words of sentences: subjects, verbs, things, places.
 SCRIPTS = {

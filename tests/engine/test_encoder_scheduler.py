@@ -23,7 +23,7 @@ from vanilla_transformer_export.engine.inputs import encoder_feeds
 from vanilla_transformer_export.errors import RequestError, TooLong
 from vanilla_transformer_export.inference.inputs import pad_sequences
 from vanilla_transformer_export.inference.session import SessionChanges
-from vanilla_transformer_export.serving.encoder_runtime import batched
+from vanilla_transformer_export.serving.models import batched
 
 
 @pytest.fixture(scope="module")

@@ -31,8 +31,8 @@ from vanilla_transformer_export.serving.settings import (
     Settings,
     parse_settings,
     read_token,
+    sources,
 )
-from vanilla_transformer_export.serving.sources import sources
 
 # For each setting: its text and its parsed value.
 VALUES = {

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from served import PROTOCOL, served
 
 from vanilla_transformer_export.errors import RequestError
-from vanilla_transformer_export.serving import json_bodies
+from vanilla_transformer_export.serving import limits
 from vanilla_transformer_export.serving.protocols.libretranslate import Translation
 from vanilla_transformer_export.serving.protocols.tensors import InferRequest, InputTensor
 from vanilla_transformer_export.serving.protocols.text_embeddings_requests import (
@@ -42,10 +42,10 @@ VALUES = st.recursive(
 @given(VALUES, st.booleans(), st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-32-be"]))
 def test_counts_outside_of_strings_match_parsed_values(value, is_ascii, encoding):
     body = json.dumps([value], ensure_ascii=is_ascii).encode(encoding)
-    outside = json_bodies.outside_strings(json_bodies.json_text(body))
+    outside = limits.outside_strings(limits.json_text(body))
     commas, containers = size([value])
-    assert json_bodies.count(outside, (b",",)) == commas
-    assert json_bodies.count(outside, json_bodies.STRUCTURE) == containers
+    assert limits.count(outside, (b",",)) == commas
+    assert limits.count(outside, limits.STRUCTURE) == containers
 
 
 @given(st.lists(st.sampled_from(["\\ud83d", "\\ude00", "\\\\", "\\n", "a", "é"])))
@@ -56,7 +56,7 @@ def test_lone_surrogates_are_those_that_python_cannot_encode(parts):
         expected = None
     except UnicodeEncodeError as error:
         expected = error.object[error.start]
-    assert json_bodies.lone_surrogate(text.encode()) == expected
+    assert limits.lone_surrogate(text.encode()) == expected
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +112,6 @@ def test_checks_of_long_bodies_raise_in_a_thread_as_well(client, monkeypatch):
 
 
 def test_size_of_a_body_in_binary_is_not_checked():
-    assert json_bodies.json_text(b"\x89PNG" + b"[" * 1000) == b""
+    assert limits.json_text(b"\x89PNG" + b"[" * 1000) == b""
     with pytest.raises(RequestError):
-        json_bodies.check_size(json_bodies.json_text(b" \n" + b"[" * 1000), MAX_BODY)
+        limits.check_size(limits.json_text(b" \n" + b"[" * 1000), MAX_BODY)

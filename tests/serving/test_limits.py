@@ -10,7 +10,7 @@ from messages import check_message
 from raw_connections import is_closed, read_answer
 from served import SEEN, request, served, wait_for
 
-from vanilla_transformer_export.serving.connections import Connections, available_connections
+from vanilla_transformer_export.serving.limits import Connections, available_connections
 
 
 @pytest.fixture(autouse=True)

@@ -28,8 +28,7 @@ from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.serving import service
 from vanilla_transformer_export.serving.models import READY, UNLOADED, ServedModel
 from vanilla_transformer_export.serving.service import PROTOCOLS
-from vanilla_transformer_export.serving.settings import Settings
-from vanilla_transformer_export.serving.sources import sources
+from vanilla_transformer_export.serving.settings import Settings, sources
 
 TOKEN = b"a-token"
 HEADERS = {"Authorization": "Bearer a-token"}

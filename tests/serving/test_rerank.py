@@ -15,7 +15,7 @@ from served_models import serving
 
 from vanilla_transformer_export import TextRuntime, export
 from vanilla_transformer_export.serving.service import PROTOCOLS
-from vanilla_transformer_export.serving.sources import sources
+from vanilla_transformer_export.serving.settings import sources
 
 QUERY = "the old man"
 FAMILIES = ("bert", "xlm-roberta", "modernbert")

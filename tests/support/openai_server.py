@@ -25,7 +25,7 @@ from vanilla_transformer_export.inference.logits import (
 from vanilla_transformer_export.inference.options import Options
 from vanilla_transformer_export.inference.rows import GenerationRequest
 from vanilla_transformer_export.serving import app as serving
-from vanilla_transformer_export.serving.lifecycle import Lifecycle
+from vanilla_transformer_export.serving.health import Lifecycle
 from vanilla_transformer_export.serving.middleware import Frame
 from vanilla_transformer_export.serving.models import ServedModels
 from vanilla_transformer_export.serving.observability import Log, Metrics

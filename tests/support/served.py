@@ -20,8 +20,7 @@ from vanilla_transformer_export.errors import RequestError, TooLong
 from vanilla_transformer_export.serving.protocols.protocol import Protocol
 from vanilla_transformer_export.serving.server import Server, listening
 from vanilla_transformer_export.serving.service import Service
-from vanilla_transformer_export.serving.settings import Settings
-from vanilla_transformer_export.serving.sources import Source
+from vanilla_transformer_export.serving.settings import Settings, Source
 
 router = APIRouter(tags=["stub"])
 # for paths with its name

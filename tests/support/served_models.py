@@ -7,8 +7,7 @@ from served import served
 
 from vanilla_transformer_export.engine.limits import Arrangement
 from vanilla_transformer_export.heads import TRANSLATE, has_task
-from vanilla_transformer_export.serving.encoder_runtime import batched
-from vanilla_transformer_export.serving.models import ModelPlan, OpenModel, ServedModel
+from vanilla_transformer_export.serving.models import ModelPlan, OpenModel, ServedModel, batched
 from vanilla_transformer_export.serving.protocols import (
     open_inference,
     openai_api,

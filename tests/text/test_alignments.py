@@ -9,12 +9,12 @@ from vanilla_transformer_export.text.alignments import (
     align_words,
     mutual_best,
     shares,
+    target_spans,
     with_source_words,
     words,
 )
 from vanilla_transformer_export.text.detokenizer import Detokenizer
 from vanilla_transformer_export.text.tasks.alignment import Translation, moses_pairs
-from vanilla_transformer_export.text.token_spans import target_spans
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,12 @@ from messages import raises
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from vanilla_transformer_export.text.detokenizer import MAX_OPEN, Detokenizer
-from vanilla_transformer_export.text.tokenization_spaces import CleaningDetokenizer, clean_up
+from vanilla_transformer_export.text.detokenizer import (
+    MAX_OPEN,
+    CleaningDetokenizer,
+    Detokenizer,
+    clean_up,
+)
 
 
 def byte_level():

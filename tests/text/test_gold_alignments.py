@@ -7,9 +7,8 @@ from alignments import card
 from gold import COUNT, PAIRS, captions, f1, gold_links, gold_parts, needs_captions
 
 from vanilla_transformer_export import TextRuntime, export
-from vanilla_transformer_export.text.alignments import align_words
+from vanilla_transformer_export.text.alignments import align_words, source_spans, target_spans
 from vanilla_transformer_export.text.tasks.generation import generate_rows
-from vanilla_transformer_export.text.token_spans import source_spans, target_spans
 
 
 def test_file_has_a_line_of_pairs_for_each_caption_of_each_part():

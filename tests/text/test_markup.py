@@ -16,7 +16,7 @@ from vanilla_transformer_export.text.alignments import Alignment, words
 from vanilla_transformer_export.text.markup import MarkedText, kept_texts
 from vanilla_transformer_export.text.markup_html import html_texts, html_tokens
 from vanilla_transformer_export.text.markup_places import best_run, with_marks
-from vanilla_transformer_export.text.placeholders import EMOJI, PLACEHOLDERS
+from vanilla_transformer_export.text.tasks.segments import EMOJI, PLACEHOLDERS
 
 
 def permuted(text, order=None):

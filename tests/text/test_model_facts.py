@@ -20,7 +20,7 @@ from vanilla_transformer_export.cli.checkpoints import export_report
 from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.inference.cpu_quota import cpu_quota
 from vanilla_transformer_export.serving.protocols import text_embeddings
-from vanilla_transformer_export.serving.sources import sources
+from vanilla_transformer_export.serving.settings import sources
 from vanilla_transformer_export.text.model_facts import model_facts
 
 PROMPTS = {"query": "the book : ", "document": "a book : "}

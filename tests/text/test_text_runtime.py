@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.text.tokenization_spaces import BPE_TOO
+from vanilla_transformer_export.text.detokenizer import BPE_TOO
 
 
 def make_tokenizer(pattern=None):

@@ -4,16 +4,16 @@ probabilities."""
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
 
 from ...engine.inputs import LENGTH, STOP, Event, Generated, GenerationInput, TokenLogprobs
 from ...engine.loop import Client
-from ...text_runtime import TextRuntime
+from ...text.tasks.task import JsonObject
+from ...text.text_model import TextModel
 from ..generation import call_off_loop
 
 INSPECTION_COST = 30  # characters that are tokenized in the time that inspecting one token takes
 MIN_LOGPROB = -9999.0  # replaces minus infinity, which JSON lacks
-Chunk = dict[str, Any]  # a choice of a response, or the next part of a choice
+Chunk = JsonObject  # a choice of a response, or the next part of a choice
 KINDS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
@@ -60,7 +60,7 @@ class Logprobs:
     """Log probabilities of tokens in the format of the API. Offsets are positions in the returned
     text."""
 
-    def __init__(self, runtime: TextRuntime):
+    def __init__(self, runtime: TextModel):
         self.name = runtime.token_names
         self.columns: dict[str, list] = {kind: [] for kind in KINDS}
 
@@ -98,7 +98,7 @@ class Answer:
     """One completion of a prompt. `begins` is the start of its text: the prompt if it is echoed, or
     an empty string."""
 
-    def __init__(self, runtime: TextRuntime, stops: Sequence[str], begins: str, has_logprobs: bool):
+    def __init__(self, runtime: TextModel, stops: Sequence[str], begins: str, has_logprobs: bool):
         self.detokenizer = runtime.detokenizer()
         self.stops = StopTexts(stops)
         self.length = len(begins)  # length of the text so far, with the characters held back
@@ -135,7 +135,7 @@ class Completion:
         is_empty: True if the request asks for no new token. The input asks for one, the minimum.
     """
 
-    runtime: TextRuntime
+    runtime: TextModel
     input: GenerationInput
     first: int
     begins: str

@@ -11,8 +11,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from ...errors import RequestError, nearest
 from ...heads import TRANSLATE
 from ...text.languages import Direction, language_name
-from ...text.tasks.alignment import Aligning
 from ...text.tasks.segments import HTML, TextOptions
+from ...text.tasks.task import JsonObject
 from ..generation import MAX_KEPT, call_off_loop, translate
 from ..models import Ability, ServedModel
 from .protocol import (
@@ -158,10 +158,12 @@ async def translate_texts(request: Request) -> JSONResponse:
     await use_model(request, model)
     check_counts(request, model, body)
     texts = [body.q] if isinstance(body.q, str) else body.q
-    markup = HTML if body.format == HTML else None
-    aligning = Aligning(body.alignments)
     text_options = TextOptions(
-        True, body.copy_letterless, direction.source, markup, body.keep, aligning
+        copy_letterless=body.copy_letterless,
+        markup=HTML if body.format == HTML else None,
+        keep=body.keep,
+        return_alignments=body.alignments,
+        language=direction.source,
     )
     options = search_options(model, body.alternatives + 1)
     translations = await translate(model, texts, direction, text_options, options)
@@ -200,7 +202,7 @@ def check_counts(request: Request, model: ServedModel, body: Translation) -> Non
 
 def response_fields(
     body: Translation, direction: Direction, translations: list[list[Any]]
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the fields of a `Translated` response, by name.
 
     If the request `body` has one text, the values are those of the text, not lists with one item.
@@ -256,7 +258,7 @@ async def read_body(request: Request) -> Translation:
         return Translation.model_validate(fields)
 
 
-async def read_form(request: Request, kind: str) -> dict[str, Any]:
+async def read_form(request: Request, kind: str) -> JsonObject:
     """Return the fields of a form of the media type `kind`. Several fields `q` become a list.
 
     Line breaks of `q` become "\\n", because browsers send "\\r\\n".

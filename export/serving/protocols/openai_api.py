@@ -23,11 +23,11 @@ from ...inference.options import Options
 from ...text.sentence_modules import normalize
 from ...text.tasks import embedding
 from ...text.tasks.rows import Cut, Row
-from ...text_runtime import TextRuntime
+from ...text.tasks.task import JsonObject
+from ...text.text_model import TextModel
 from ..app import to_request_error
 from ..generation import call_off_loop
 from ..models import Ability, ServedModel
-from ..streams import EventStream, event, to_json, wait_for_first
 from .completions import Chunk, Completion, join_chunks
 from .openai_requests import (
     CompletionFields,
@@ -42,12 +42,16 @@ from .openai_requests import (
     too_long,
 )
 from .protocol import (
+    EventStream,
     Protocol,
     choose_model,
+    event,
     json_response,
     name_in_path,
     served_models,
     server_settings,
+    to_json,
+    wait_for_first,
 )
 from .text_embeddings import EMBEDS, check_dimensions, cut_for, encode_inputs
 from .text_embeddings_requests import check_input
@@ -69,7 +73,7 @@ ERRORS = {
 # ------------------------------------------------------------------------------------------- errors
 
 
-def error_body(error: RequestError) -> dict[str, Any]:
+def error_body(error: RequestError) -> JsonObject:
     other = "invalid_request_error" if error.status < 500 else "server_error"
     kind, code = ERRORS.get(error.status, (other, None))
     is_field = (
@@ -164,7 +168,7 @@ def make_completions(
     ]
 
 
-def echoed_text(runtime: TextRuntime, item: CompletionPrompt) -> str:
+def echoed_text(runtime: TextModel, item: CompletionPrompt) -> str:
     return runtime.decode([item.ids])[0] if item.text is None else item.text
 
 
@@ -213,7 +217,7 @@ def count_usage(completions: Sequence[Completion]) -> dict[str, int]:
 
 
 async def full_response(
-    scheduler: Client, completions: Sequence[Completion], about: dict[str, Any]
+    scheduler: Client, completions: Sequence[Completion], about: JsonObject
 ) -> bytes:
     """Return the response as JSON, with the answer to each of `completions`. `about` are its fields
     besides choices and usage.
@@ -234,7 +238,7 @@ async def full_response(
     return await call_off_loop(size, render_results)
 
 
-def render(about: dict[str, Any], completions: Sequence[Completion], choices: list[Chunk]) -> bytes:
+def render(about: JsonObject, completions: Sequence[Completion], choices: list[Chunk]) -> bytes:
     return to_json({**about, "choices": choices, "usage": count_usage(completions)})
 
 
@@ -283,7 +287,7 @@ async def parts(
 
 
 async def events(
-    chunks: AsyncGenerator[Chunk, None], about: dict[str, Any], counted: Sequence[Completion] | None
+    chunks: AsyncGenerator[Chunk, None], about: JsonObject, counted: Sequence[Completion] | None
 ) -> AsyncGenerator[bytes, None]:
     """Yield a server-sent event for each of `chunks`, with the fields `about`, and "[DONE]" at the
     end.
@@ -333,7 +337,7 @@ async def embed(request: Request, body: EmbeddingRequest) -> Any:
 
 
 def render_embeddings(
-    model: ServedModel, inputs: list[Any], cut: Cut, body: EmbeddingRequest, about: dict[str, Any]
+    model: ServedModel, inputs: list[Any], cut: Cut, body: EmbeddingRequest, about: JsonObject
 ) -> bytes:
     """Return the response as JSON, with one vector for each of `inputs` and the fields `about`.
 
@@ -394,7 +398,7 @@ async def show_model(request: Request, id: str) -> Any:
     return JSONResponse(describe_model(served_models(request).find(id)))
 
 
-def describe_model(model: ServedModel) -> dict[str, Any]:
+def describe_model(model: ServedModel) -> JsonObject:
     return {
         "id": model.name,
         "object": "model",

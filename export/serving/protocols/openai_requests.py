@@ -9,7 +9,7 @@ from ...errors import RequestError, TooLong, UsageError
 from ...inference.options import special_token
 from ...shared.generation_options import FIELDS
 from ...shared.options import COUNT, check_option, without_none
-from ...text_runtime import TextRuntime, prompt
+from ...text.text_model import TextModel, prompt
 from ..generation import call_off_loop, check_characters
 from .protocol import (
     EXPECTED,
@@ -235,7 +235,7 @@ def parse_options(body: CompletionFields, defaults: dict[str, Any]) -> dict[str,
     return options
 
 
-async def parse_prompts(value: Any, runtime: TextRuntime, max_items: int) -> list[CompletionPrompt]:
+async def parse_prompts(value: Any, runtime: TextModel, max_items: int) -> list[CompletionPrompt]:
     """Return the prompts in `value`, with their token ids. A missing or empty prompt becomes the
     model's start token.
 

@@ -15,12 +15,11 @@ from ...heads import IMAGE, MAX_CHARACTERS, PIPELINES, TEXT
 from ...shared.options import without_none
 from ...text.checks import check_flags, check_texts
 from ...text.languages import Direction
-from ...text.tasks.alignment import Aligning, Translation
+from ...text.tasks.alignment import Translation
 from ...text.tasks.segments import TextOptions
-from ...text.tasks.task import are_objects, pipeline_call, read_inputs
+from ...text.tasks.task import JsonObject, are_objects, pipeline_call, read_inputs
 from ..generation import MAX_KEPT, continue_texts, translate
 from ..models import Ability, ServedModel
-from ..streams import to_json
 from .protocol import (
     BINARY,
     ModelName,
@@ -34,6 +33,7 @@ from .protocol import (
     request_body,
     server_settings,
     short_repr,
+    to_json,
 )
 
 router = APIRouter(tags=["pipelines"])
@@ -223,33 +223,32 @@ def take_text_options(options: dict[str, Any]) -> TextOptions:
     Raises UsageError if `keep` is a pattern: one can take a server hours. A list has at most
     `MAX_KEPT` texts.
     """
-    aligning = Aligning(*(options.pop(name) for name in Aligning._fields))
-    copy_letterless, markup, keep = map(options.pop, ("copy_letterless", "markup", "keep"))
+    text_options = TextOptions(**{name: options.pop(name) for name in TEXT_OPTIONS})
+    keep = text_options.keep
     if isinstance(keep, str):
         raise UsageError(f"keep is {short_repr(keep)}, expected true or a list of texts", "keep")
     if isinstance(keep, list) and len(keep) > MAX_KEPT:
         raise TooLong(f"keep has {len(keep)} texts, expected at most {MAX_KEPT}")
-    return TextOptions(copy_letterless=copy_letterless, markup=markup, keep=keep, aligning=aligning)
+    return text_options
 
 
-def answer_fields(name: str, result: str | Translation) -> dict[str, Any]:
+def answer_fields(name: str, result: str | Translation) -> JsonObject:
     """Return the fields of a result, whose text has this `name`."""
     if isinstance(result, str):
         return {name: result}
     return {name: result.text, "alignments": result.alignments}
 
 
+# those of `TextOptions` that a request may set, with their defaults
+TEXT_OPTIONS = {
+    name: value
+    for name, value in TextOptions()._asdict().items()
+    if name not in ("split", "language")
+}
 # options of pipelines that generate, with their defaults, besides those of `Runtime.generate`
 GENERATION_OPTIONS: dict[str, dict[str, Any]] = {
     "text-generation": {"return_full_text": True},
-    "translation": {
-        "src_lang": None,
-        "tgt_lang": None,
-        "copy_letterless": True,
-        "markup": None,
-        "keep": None,
-        **Aligning()._asdict(),
-    },
+    "translation": {"src_lang": None, "tgt_lang": None, **TEXT_OPTIONS},
     **dict.fromkeys(
         ("summarization", "text2text-generation"),
         {"src_lang": None, "tgt_lang": None, "replace_unknowns": False},

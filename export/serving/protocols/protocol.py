@@ -6,21 +6,22 @@ A new protocol is a module of this folder with `PROTOCOL`, and a name in `PROTOC
 import contextlib
 import json
 import reprlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, WithJsonSchema
+from starlette.types import Receive, Scope, Send
 
 from ...errors import RequestError, UsageError
 from ...inference.options import check_names
 from ...text.checks import check_unicode
+from ...text.tasks.task import JsonObject
 from ..models import Ability, ServedModel, ServedModels
 from ..settings import Settings
-from ..streams import to_json
 
 # token ids in one option; every step checks all of them, which delays other requests
 MAX_IDS = 1 << 16
@@ -53,7 +54,7 @@ class Protocol:
 
     name: str
     router: APIRouter
-    error_body: Callable[[RequestError], dict[str, Any]] = lambda error: {"error": error.message}
+    error_body: Callable[[RequestError], JsonObject] = lambda error: {"error": error.message}
     validation: int = 400
     public_paths: frozenset[str] = frozenset()
 
@@ -61,7 +62,7 @@ class Protocol:
 BINARY = {"type": "string", "format": "binary"}  # JSON schema of bytes
 
 
-def request_body(schemas: dict[str, Any]) -> dict[str, Any]:
+def request_body(schemas: JsonObject) -> JsonObject:
     """Return the OpenAPI description of a required body, from the JSON schema of each media
     type."""
     content = {media_type: {"schema": schema} for media_type, schema in schemas.items()}
@@ -212,3 +213,52 @@ def render_list(values: Iterable[Any]) -> bytes:
     """Return `values` as a JSON list. Each value is encoded on its own, so that other threads can
     run."""
     return b"[" + b",".join(map(to_json, values)) + b"]"
+
+
+def to_json(content: Any) -> bytes:
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+# ----------------------------------------------------------------------------- server-sent events
+
+
+class EventStream(StreamingResponse):
+    """A response of server-sent events.
+
+    `content` yields complete events, as `event` returns them. It is closed when the request is
+    cancelled, for example because the client disconnected.
+    """
+
+    def __init__(self, content: AsyncGenerator[bytes, None]):
+        super().__init__(
+            content, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
+        )
+        self.content = content
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with contextlib.aclosing(self.content):
+            await self.stream_response(send)
+
+
+async def wait_for_first(
+    items: AsyncGenerator[Item, None], default: Item | None = None
+) -> AsyncGenerator[Item, None]:
+    """Wait for the first of `items` and return an iterator over all of them. If there are none, it
+    is the `default`, unless that is None.
+
+    Until then the request can be rejected with a status.
+    """
+    first = await anext(items, default)
+
+    async def all_items() -> AsyncGenerator[Item, None]:
+        async with contextlib.aclosing(items):
+            if first is not None:
+                yield first
+            async for item in items:
+                yield item
+
+    return all_items()
+
+
+def event(content: JsonObject) -> bytes:
+    return b"data: %b\n\n" % to_json(content)

@@ -11,7 +11,8 @@ from pydantic import BaseModel, Field, WithJsonSchema
 from ...errors import RequestError, UsageError
 from ...text.tasks import reranking
 from ...text.tasks.rows import Cut
-from ...text_runtime import TextRuntime
+from ...text.tasks.task import JsonObject
+from ...text.text_model import TextModel
 from ..models import ServedModel
 from .protocol import STRICT, ModelName, Protocol, choose_model, server_settings, short_repr
 from .text_embeddings import RERANKS, cut_for, rows_to_rank
@@ -56,7 +57,7 @@ class RankRequest(BaseModel):
     )
 
 
-def error_body(error: RequestError) -> dict[str, Any]:
+def error_body(error: RequestError) -> JsonObject:
     """Return the error in the field that Cohere has for it, and in that of Jina, which Jina's
     clients read."""
     return {"message": error.message, "detail": error.message}
@@ -83,7 +84,7 @@ async def rank(request: Request, body: RankRequest) -> Response:
     return JSONResponse(answer)
 
 
-def read_document(item: Any, index: int) -> dict[str, Any]:
+def read_document(item: Any, index: int) -> JsonObject:
     """Return a document as an object with its text. Raises UsageError for another value than a text
     or such an object. `index` is its position, for the message."""
     document = {"text": item} if isinstance(item, str) else item
@@ -97,8 +98,8 @@ def read_document(item: Any, index: int) -> dict[str, Any]:
 
 
 def rank_documents(
-    model: ServedModel, body: RankRequest, documents: list[dict[str, Any]], cut: Cut
-) -> dict[str, Any]:
+    model: ServedModel, body: RankRequest, documents: list[JsonObject], cut: Cut
+) -> JsonObject:
     """Return the response to a request, whose `documents` have a text each. Raises TooLong for one
     that `cut` rejects."""
     texts = [document["text"] for document in documents]
@@ -120,7 +121,7 @@ def rank_documents(
     }
 
 
-def cut_texts(runtime: TextRuntime, texts: list[str], max_tokens: int) -> list[str]:
+def cut_texts(runtime: TextModel, texts: list[str], max_tokens: int) -> list[str]:
     """Return the part of each text that its first `max_tokens` tokens stand for."""
     encodings = runtime.encode(texts, special_tokens=False)
     return [

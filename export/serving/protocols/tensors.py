@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 
 from ...errors import UsageError, did_you_mean
 from ...specs.graph_spec import TensorSpec
+from ...text.tasks.task import JsonObject
 from .protocol import STRICT, Items, parse_body, short_repr
 
 # header with the number of bytes of JSON, if binary data follow
@@ -23,7 +24,7 @@ WIDTH = 4  # number of bytes of the length before each text
 # types of values in JSON
 TYPES: dict[str, set[type]] = {TEXTS: {str}, "int64": {int}, "float32": {int, float}}
 SHARED_MEMORY = "shared_memory"
-Parameters = dict[str, Any] | None
+Parameters = JsonObject | None
 
 
 class InputTensor(BaseModel):
@@ -70,7 +71,7 @@ class InferRequest(BaseModel):
     )
 
 
-def describe_tensor(tensor: TensorSpec) -> dict[str, Any]:
+def describe_tensor(tensor: TensorSpec) -> JsonObject:
     """Return the name, datatype and shape of a tensor for the protocol. A dynamic size is -1."""
     shape = [-1 if isinstance(size, str) else size for size in tensor.shape]
     return {"name": tensor.name, "datatype": DATATYPES[tensor.dtype], "shape": shape}
@@ -302,7 +303,7 @@ def flag(name: str, value: Any, default: bool) -> bool:
 
 
 def render_answer(
-    about: dict[str, Any], outputs: Mapping[str, np.ndarray], in_binary: Collection[str]
+    about: JsonObject, outputs: Mapping[str, np.ndarray], in_binary: Collection[str]
 ) -> tuple[bytes, dict[str, str]]:
     """Return the body of a response and its headers.
 
@@ -313,7 +314,7 @@ def render_answer(
     tensors, parts = [], []
     for name, values in outputs.items():
         datatype = DATATYPES[TEXTS if values.dtype == object else values.dtype.name]
-        facts: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(values.shape)}
+        facts: JsonObject = {"name": name, "datatype": datatype, "shape": list(values.shape)}
         if name in in_binary:
             parts.append(to_bytes(values))
             facts["parameters"] = {"binary_data_size": len(parts[-1])}

@@ -23,9 +23,9 @@ from ...text.tasks import embedding, reranking
 from ...text.tasks.classification import label_rows
 from ...text.tasks.rows import Cut, Row, encode_texts
 from ...text.tasks.sparse_embedding import sparse_vectors
-from ...text_runtime import TextRuntime
-from ..encoder_runtime import max_batch_tokens
-from ..models import Ability, ServedModel
+from ...text.tasks.task import JsonObject
+from ...text.text_model import TextModel
+from ..models import Ability, ServedModel, max_batch_tokens
 from .protocol import (
     Protocol,
     json_response,
@@ -77,7 +77,7 @@ DECODES = Ability("decode token ids", lambda model: model.reads_texts)
 # ------------------------------------------------------------------------------------------- errors
 
 
-def error_body(error: RequestError) -> dict[str, Any]:
+def error_body(error: RequestError) -> JsonObject:
     kind = "Tokenizer" if error.code == TOKENIZER_FAILED else TYPES.get(error.status, "Validation")
     return {"error": error.message, "error_type": kind}
 
@@ -89,7 +89,7 @@ PROTOCOL = Protocol("text-embeddings-inference", router, error_body, validation=
 
 
 @router.post("/")
-async def answer(request: Request, body: dict[str, Any]) -> Response:
+async def answer(request: Request, body: JsonObject) -> Response:
     """Respond like /embed, /rerank or /predict, depending on the task of the model.
 
     `InferenceClient(model=url)` of huggingface_hub sends its requests to this path."""
@@ -218,7 +218,7 @@ async def rerank(request: Request, body: RerankRequest) -> Response:
     cut = cut_for(request, model, body)
     pairs = [(body.query, text) for text in body.texts]
 
-    def answer() -> list[dict[str, Any]]:
+    def answer() -> list[JsonObject]:
         rows = rows_to_rank(model, pairs, cut)
         return reranking.rank_texts(reranking.score_rows(model.runtime, rows, body.raw_scores))
 
@@ -278,7 +278,7 @@ async def info(request: Request, model: str | None = None) -> Response:
     tokenizer = getattr(served.runtime, "tokenizer", None)  # only of a loaded model of texts
     choices = await asyncio.to_thread(model_facts, served.info, arrangement.threads, tokenizer)
     limit = max_row_length(served.info.config, settings.max_source)
-    facts: dict[str, Any] = {
+    facts: JsonObject = {
         "model_id": served.name,
         "model_sha": None,
         "model_dtype": DTYPES.get(dtype, dtype),
@@ -344,7 +344,7 @@ def cut_length(model: ServedModel, limit: int) -> int:
     return min(limit, embedding.max_length(model.info)) if model.has_prompts else limit
 
 
-def model_type(model: ServedModel) -> dict[str, Any]:
+def model_type(model: ServedModel) -> JsonObject:
     if EMBEDS.fits(model):
         modules = model.info.manifest.get("sentence_modules") or [{}]
         return {"embedding": {"pooling": "+".join(read_poolings(modules[0]))}}
@@ -438,7 +438,7 @@ def check_dimensions(dimensions: int, width: int) -> None:
         raise UsageError(f"dimensions is {dimensions}, expected at most {width}", "dimensions")
 
 
-def render_tokens(runtime: TextRuntime, texts: Sequence[str], body: TokenizeRequest) -> bytes:
+def render_tokens(runtime: TextModel, texts: Sequence[str], body: TokenizeRequest) -> bytes:
     prompt = embedding.select_prompt(runtime.info.sentence_settings, body.prompt_name, None)
     prompted = [prompt + text for text in texts]
     with TokenizerErrors(runtime.path):
@@ -448,7 +448,7 @@ def render_tokens(runtime: TextRuntime, texts: Sequence[str], body: TokenizeRequ
     )
 
 
-def describe_tokens(encoding: Encoding, text: str) -> list[dict[str, Any]]:
+def describe_tokens(encoding: Encoding, text: str) -> list[JsonObject]:
     offsets = np.cumsum([0, *(len(letter.encode()) for letter in text)]).tolist()
     facts = zip(
         encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True

@@ -1,7 +1,6 @@
 """Text classification and zero-shot classification, like transformers' pipelines."""
 
 import itertools
-import re
 import reprlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,6 @@ from tokenizers import Encoding
 
 from ...errors import TooLong, UsageError
 from ...heads import CLASSIFY, TEXT, ZERO_SHOT
-from ...inference.export_info import ExportInfo
 from ...inference.sentence_settings import MODEL_CONFIG, SentenceSettings
 from ..checks import (
     Pair,
@@ -32,11 +30,10 @@ from ..scores import (
 )
 from ..text_model import TextModel
 from .rows import Cut, Row, encode_texts, label_names, require, run_rows
-from .task import TaskCall
+from .task import JsonObject, TaskCall
 
 MAX_PAIRS = 2000  # of a text and a label in a request
 OLD_ACTIVATION = "sbert_ce_default_activation_function"  # a field of config.json
-UNNAMED = re.compile(r"LABEL_\d+")  # transformers' name of a label without one
 
 
 def classify(
@@ -45,7 +42,7 @@ def classify(
     /,
     top_k: int | None = 1,
     function_to_apply: str | None = None,
-) -> list[list[dict[str, Any]]]:
+) -> list[list[JsonObject]]:
     """Return the labels of each text, best first: lists of `{"label": str, "score": float}`.
 
     The pipeline "text-classification" returns the same with `top_k`.
@@ -73,7 +70,7 @@ def classify(
 
 def label_rows(
     runtime: TextModel, rows: Sequence[Row], function: Scoring, top_k: int | None = None
-) -> list[list[dict[str, Any]]]:
+) -> list[list[JsonObject]]:
     """Return the labels of each of `rows` with their scores, as `classify` does. `function`
     makes scores of logits."""
     labels = label_names(runtime)
@@ -93,15 +90,6 @@ def scoring(runtime: TextModel, name: str | None) -> Scoring:
         return FUNCTIONS[name]
     info = runtime.info
     return default_scoring(info.directory, info.config, info.sentence_settings)[1]
-
-
-def label_problems(info: ExportInfo) -> list[str]:
-    """Return a warning if the labels of the export have no names. A single label needs none: its
-    score ranks texts or is a number."""
-    labels = list(info.config["id2label"].values())
-    if len(labels) < 2 or not all(UNNAMED.fullmatch(str(label)) for label in labels):
-        return []
-    return [f"{info.directory} has the labels {reprlib.repr(labels)}, expected names in id2label"]
 
 
 def default_scoring(
@@ -138,7 +126,7 @@ def zero_shot(
     multi_label: bool = False,
     *,
     max_pairs: int | None = None,
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Score how well each of `candidate_labels` fits each text, with a model of natural language
     inference (Yin et al. 2019). Each result is `{"sequence": text, "labels": [str, ...], "scores":
     [float, ...]}`, best label first, as the pipeline "zero-shot-classification" returns it.
@@ -200,7 +188,7 @@ def encode_pairs(runtime: TextModel, pairs: Sequence[Pair], longest: int | None)
     return [next(truncated if is_short else encodings) for is_short in fits]
 
 
-def ranked(text: str, labels: list[str], scores: np.ndarray) -> dict[str, Any]:
+def ranked(text: str, labels: list[str], scores: np.ndarray) -> JsonObject:
     order = scores.argsort()[::-1].tolist()
     return {
         "sequence": text,

@@ -14,10 +14,9 @@ from ...heads import EMBED, TEXT
 from ...inference.export_info import ExportInfo
 from ...inference.sentence_settings import SentenceSettings
 from ..checks import check_choice, check_count, check_strings
-from ..sentence_modules import SentenceModules, normalize, read_poolings
+from ..sentence_modules import SentenceModules, normalize
 from ..text_model import TextModel
 from ..tokenizer_settings import read_longest
-from ..transformer_fields import field_problems
 from .rows import Cut, Row, decode, encode_texts, plain_row, require, run_rows, warn_of_cut
 from .task import TaskCall
 
@@ -303,48 +302,6 @@ def max_length(info: ExportInfo) -> int:
     longest = info.sentence_settings.max_seq_length or read_longest(info.tokenizer_config)
     limit = info.config["max_position_embeddings"]
     return min(longest or limit, limit)
-
-
-def text_problems(info: ExportInfo) -> list[str]:
-    """Return warnings about how texts are read: `length_problems`, `prompt_problems` and
-    `field_problems`."""
-    settings = info.sentence_settings
-    fields = field_problems(info.directory, settings, info.architecture, info.config)
-    return length_problems(info) + prompt_problems(info) + fields
-
-
-def prompt_problems(info: ExportInfo) -> list[str]:
-    """Return a warning if the default prompt of the export is none of its prompts."""
-    settings = info.sentence_settings
-    name, prompts = settings.default_prompt_name, settings.prompts
-    if name is None or name in prompts:
-        return []
-    expected = f"expected one of {list(prompts)}: texts get none"
-    return [f"{info.directory} has default_prompt_name={name!r}, {expected}"]
-
-
-def length_problems(info: ExportInfo) -> list[str]:
-    """Return a warning if `max_seq_length` of the export is more than the model has positions."""
-    longest = info.sentence_settings.max_seq_length
-    limit = info.config["max_position_embeddings"]
-    if not longest or longest <= limit:
-        return []
-    cut = f"expected at most max_position_embeddings={limit}: texts are cut there"
-    return [f"{info.directory} has max_seq_length={longest}, {cut}"]
-
-
-def pooling_problems(info: ExportInfo) -> list[str]:
-    """Return a warning if the export configures no pooling, or one that does not fit the attention:
-    the first token of a decoder reads no other."""
-    if not (modules := info.manifest.get("sentence_modules")):
-        expected = "expected a Pooling in modules.json: it is the mean"
-        return [f"{info.directory} configures no pooling, {expected}"]
-    is_decoder = info.config["model_type"] == "vanilla-decoder"
-    unfit, kind = ("cls", "a decoder") if is_decoder else ("lasttoken", "an encoder")
-    if unfit not in read_poolings(modules[0]):
-        return []
-    problem = f"which does not fit the attention of {kind}"
-    return [f"{info.directory} has the pooling {unfit!r}, {problem}"]
 
 
 # --------------------------------------------------------------------------------------- as JSON

@@ -8,11 +8,11 @@ import numpy as np
 from ...engine.inputs import Generated
 from ...inference.logits import row_seeds
 from ...inference.options import Options
-from ..text_model import Translator
+from ..text_model import TextModel
 
 
 def generate_rows(
-    runtime: Translator,
+    runtime: TextModel,
     rows: list[list[int]],
     options: Sequence[Options],
     prefixes: list[list[int]] | None = None,

@@ -15,7 +15,7 @@ from ..checks import check_count, check_texts, with_names
 from ..scores import softmax
 from ..text_model import TextModel
 from .rows import decode, encode_texts, require, run_rows
-from .task import TaskCall
+from .task import JsonObject, TaskCall
 
 
 def fill_mask(
@@ -84,7 +84,7 @@ def fillings(
     top_k: int,
     targets: list[int] | None,
     is_only: bool,
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Return the `top_k` best tokens for the mask at `position` of `ids`, best first: {"score",
     "token", "token_str", "sequence"}.
 

@@ -3,7 +3,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 from tokenizers import Encoding
@@ -14,7 +13,7 @@ from ...shared.answer_spans import Window, find_answers, read_window
 from ..checks import check_count, check_flags, check_list, check_text
 from ..text_model import TextModel
 from .rows import MAX_WINDOWS, Cut, check_windows, encode_texts, require, run_windows
-from .task import TaskCall
+from .task import JsonObject, TaskCall
 
 MAX_SEQ_LEN, DOC_STRIDE = 384, 128
 
@@ -33,7 +32,7 @@ def answer(
     max_question_len: int | None = None,
     *,
     max_windows: int | None = None,
-) -> list[list[dict[str, Any]]]:
+) -> list[list[JsonObject]]:
     """Return the spans of each context that answer the question at the same index, best first.
 
     An answer is `{"score": float, "start": int, "end": int, "answer": str}`, where `answer` is

@@ -6,7 +6,6 @@ prompt of its config.json.
 
 from collections.abc import Sequence
 from string import Formatter
-from typing import Any
 
 import numpy as np
 
@@ -32,7 +31,7 @@ from .rows import (
     run_rows,
     warn_of_cut,
 )
-from .task import TaskCall
+from .task import JsonObject, TaskCall
 
 
 def rerank(
@@ -44,7 +43,7 @@ def rerank(
     raw_scores: bool = False,
     prompt_name: str | None = None,
     prompt: str | None = None,
-) -> list[list[dict[str, Any]]]:
+) -> list[list[JsonObject]]:
     """Return the texts of each query, best first: lists of `{"index": int, "score": float}`, where
     `index` is the place of the text in its list.
 
@@ -89,7 +88,7 @@ def score_rows(runtime: TextModel, rows: Sequence[Row], raw_scores: bool = False
     return logits if raw_scores else sigmoid(logits)
 
 
-def rank_texts(scores: np.ndarray, top_k: int | None = None) -> list[dict[str, Any]]:
+def rank_texts(scores: np.ndarray, top_k: int | None = None) -> list[JsonObject]:
     """Return the `top_k` best texts by their `scores` (B,), as `rerank` does for a query."""
     best = np.argsort(-scores, kind="stable")[:top_k].tolist()
     return [{"index": index, "score": float(scores[index])} for index in best]

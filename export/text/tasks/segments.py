@@ -1,27 +1,29 @@
-"""The parts of a text: sentences and marks that are translated, and what stands between them."""
+"""The parts of a text: sentences and marks that are translated, what stands between them, and what
+a translation keeps, such as `{name}`, `%s` and addresses."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ...errors import UsageError
 from ...inference.export_info import ExportInfo
+from ...specs.alignment import ROLE as ALIGNMENT
 from ..alignments import Alignment, diagonal_alignment, moved
 from ..checks import check_choice, check_flags
 from ..markup import MarkedText, kept_texts
 from ..markup_html import html_texts
 from ..markup_places import with_marks
-from ..placeholders import Keep
-from ..text_model import Translator
-from .alignment import Aligning, Translated, plain_text
+from ..text_model import TextModel
 from .sentences import DEFAULT_LANGUAGE, WIDE_ENDS, has_letters, sentences_and_spaces
 
 HTML = "html"
+Keep = bool | str | Sequence[str] | None
+Translated = str | Alignment  # a translation, with its alignment if there is a use for it
 
 
 class TextOptions(NamedTuple):
     """The options of `translate` that decide which parts of a text the model translates, and what
-    is aligned.
+    alignments are used for.
 
     `language` is the code of the language whose abbreviations are known, by default the language of
     the text.
@@ -29,26 +31,36 @@ class TextOptions(NamedTuple):
 
     split: bool = True
     copy_letterless: bool = True
-    language: str | None = None
     markup: str | None = None
     keep: Keep = None
-    aligning: Aligning = Aligning()
+    return_alignments: bool = False
+    replace_unknowns: bool = False
+    language: str | None = None
 
     def check(self, info: ExportInfo) -> None:
         """Raise UsageError for a value of another type, for an unknown `markup`, and for marks with
         alignments, and ValueError if an export cannot align words."""
-        self.aligning.check(info)
-        if self.aligning.return_alignments:
+        uses = {"return_alignments": self.return_alignments}
+        check_aligning(info, **uses, replace_unknowns=self.replace_unknowns)
+        if self.return_alignments:
             check_unmarked(markup=self.markup, keep=self.keep)
         check_flags(split=self.split, copy_letterless=self.copy_letterless)
         check_choice("markup", self.markup, (None, HTML))
 
-    def in_language(self, runtime: Translator, src_lang: str | None) -> "TextOptions":
+    def in_language(self, runtime: TextModel, src_lang: str | None) -> "TextOptions":
         """Return these options with the language code of `src_lang`, unless a language is set.
 
         `src_lang` is a name of the model, None for its default source language.
         """
         return self._replace(language=self.language or runtime.sentence_languages.get(src_lang))
+
+
+def check_aligning(info: ExportInfo, **uses: bool) -> None:
+    """Raise UsageError if one of `uses` of alignments, options by name, is not a boolean, and
+    ValueError if one is set for an export that cannot align words."""
+    check_flags(**uses)
+    if any(uses.values()):
+        info.check_alignment()
 
 
 def check_unmarked(**options: Any) -> None:
@@ -88,7 +100,7 @@ class Segment(NamedTuple):
 
 
 def split_text(
-    runtime: Translator, text: str, text_options: TextOptions, kept: re.Pattern | None = None
+    runtime: TextModel, text: str, text_options: TextOptions, kept: re.Pattern | None = None
 ) -> list[Segment]:
     """Return the segments of `text`, those of plain text or the texts between its marks. A language
     word at the start of the text, such as >>de<<, is repeated before each sentence that is
@@ -147,6 +159,10 @@ def sentence_part(sentence: str, start: int, prefix: str, text_options: TextOpti
     return Part(prefix + sentence, True, True, start, len(prefix))
 
 
+def plain_text(translated: Translated) -> str:
+    return translated if isinstance(translated, str) else translated.text
+
+
 def join_segment(segment: Segment, translated: Iterator[Translated]) -> str:
     """Return the translation of `segment`, whose sentences are the next of `translated`."""
     parts, marked = segment
@@ -196,3 +212,100 @@ def spaced_parts(parts: list[tuple[str, bool]]) -> Iterator[str]:
         yield f" {part}" if needs_space else part
         last = part[-1:] or (" " if needs_space else last)
         is_open = is_sentence or (is_open and not part)
+
+
+# ------------------------------------------------------------------------------------ what is kept
+
+
+def braces(depth: int) -> str:
+    """Return a pattern of a pair of braces with `depth` levels of braces in it."""
+    inner = f"|{braces(depth - 1)}" if depth else ""
+    return rf"\{{(?:[^{{}}\n]++{inner})*+\}}"
+
+
+IN_ADDRESS = r"\([^\s<>()]*+\)"  # a closing bracket belongs to an address that opens it
+PLACEHOLDERS = "|".join(
+    [
+        r"%%|%(?:\(\w+\)|\d+\$)?[-+#0]?\d*(?:\.\d+)?[hlLqjzt]{0,2}[a-zA-Z@](?!\w)",  # printf
+        rf"[$#%]?{braces(3)}",  # {name}, {{name}}, ${name}, #{name}, %{name}, messages of ICU
+        r"</?\d+\s*/?>",  # <0>, </0>, <0/>
+        rf"(?i:https?|ftp)://(?>{IN_ADDRESS}|[^\s<>)])*(?:{IN_ADDRESS}|[^\s<>.,;:!?'\"()\]])",
+        r"(?:mailto:)?(?<![\w.+-])[\w.+-]++@[\w-]+(?:\.[\w-]+)+",
+    ]
+)
+NAME = re.compile(r"\w[\w\s'-]*")  # matches as complete words
+# blocks of symbols and pictographs, of which those that a vocabulary lacks are kept
+EMOJI_BASE = (
+    "[\u203c\u2049\u2122\u2139\u2190-\u21ff\u2300-\u23ff\u24c2\u25a0-\u27bf\u2900-\u297f"
+    "\u2b00-\u2bff\u3030\u303d\u3297\u3299\U0001f000-\U0001faff]"
+)
+SKIN_TONES = "[\U0001f3fb-\U0001f3ff]"
+TAGS = "[\U000e0020-\U000e007f]"  # of flags such as Scotland's
+ONE_EMOJI = f"{EMOJI_BASE}(?:\ufe0f|{SKIN_TONES})?{TAGS}*"
+EMOJI = re.compile(
+    f"[\U0001f1e6-\U0001f1ff]{{2}}|[#*0-9]\ufe0f?\u20e3|{ONE_EMOJI}(?:\u200d{ONE_EMOJI})*"
+)
+
+
+def keep_pattern(runtime: TextModel, texts: Iterable[str], keep: Keep) -> re.Pattern | None:
+    """Return a pattern of what the translation of `texts` keeps, or None for nothing.
+
+    `keep` is a regular expression, a list of strings, True for `PLACEHOLDERS`, or None. Emoji that
+    the vocabulary of the model lacks are kept too. False keeps nothing.
+
+    Raises:
+        UsageError: if `keep` is something else.
+        ValueError: if `keep` is set for an export without an alignment graph.
+    """
+    pattern = checked_pattern(keep)
+    if pattern is not None:
+        runtime.info.check_alignment()
+    if keep is False or ALIGNMENT not in runtime.info.specs:
+        return None
+    patterns = [pattern or "", any_text(lacking_emoji(runtime, texts))]
+    joined = "|".join(filter(None, patterns))
+    return re.compile(joined) if joined else None
+
+
+def checked_pattern(keep: Keep) -> str | None:
+    """Return the regular expression of `keep`, None for None and False.
+
+    Raises UsageError unless it is one, a list of strings or a boolean.
+    """
+    if keep is None or keep is False:
+        return None
+    if keep is True:
+        return PLACEHOLDERS
+    if isinstance(keep, str):
+        try:
+            re.compile(f"(?:{keep})")
+        except re.error as error:
+            raise UsageError(
+                f"keep is {keep!r:.60}, expected a regular expression: {error}", "keep"
+            ) from None
+        return f"(?:{keep})"
+    if isinstance(keep, list | tuple) and all(isinstance(text, str) and text for text in keep):
+        return any_text(keep)
+    raise UsageError(
+        f"keep is {keep!r:.60}, expected True, a regular expression, or a list of strings that are "
+        "not empty",
+        "keep",
+    )
+
+
+def any_text(texts: Iterable[str]) -> str:
+    """Return a pattern of any of `texts`, the longest first. Names match as complete words."""
+    return "|".join(
+        rf"(?<!\w){re.escape(text)}(?!\w)" if NAME.fullmatch(text) else re.escape(text)
+        for text in sorted(set(texts), key=lambda text: (-len(text), text))
+    )
+
+
+def lacking_emoji(runtime: TextModel, texts: Iterable[str]) -> list[str]:
+    """Return the emoji in `texts` that the tokenizer of the model reads as unknown."""
+    emoji = {match[0] for text in texts for match in EMOJI.finditer(text)}
+    unknown = runtime.tokenizer_settings.special_tokens["unk_token"]
+    if not emoji or unknown is None:
+        return []
+    encodings = runtime.encode(sorted(emoji), special_tokens=False)
+    return [text for text, encoding in zip(sorted(emoji), encodings) if unknown in encoding.ids]

@@ -3,7 +3,6 @@ pools its logits has those of `SparseEncoder` of sentence-transformers with Spla
 BGE-M3 the `lexical_weights` of FlagEmbedding."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from ..checks import check_count
 from ..text_model import TextModel
 from .embedding import prompted_rows
 from .rows import Row, require, run_rows
+from .task import JsonObject
 
 # tokens without a weight in BGE-M3
 WEIGHTLESS = ("cls_token", "eos_token", "pad_token", "unk_token")
@@ -24,7 +24,7 @@ def embed_sparse(
     prompt_name: str | None = None,
     prompt: str | None = None,
     max_active_dims: int | None = None,
-) -> list[list[dict[str, Any]]]:
+) -> list[list[JsonObject]]:
     """Return the sparse vector of each text, as `SparseEncoder.encode` does, or for BGE-M3 as
     `lexical_weights` of FlagEmbedding: a list of `{"index": int, "value": float}` with the values
     that are not 0, in the order of their indices.
@@ -57,12 +57,12 @@ def embed_sparse(
 
 def sparse_vectors(
     runtime: TextModel, rows: Sequence[Row], max_values: int | None = None
-) -> list[list[dict[str, Any]]]:
+) -> list[list[JsonObject]]:
     """Return the sparse vector of each of `rows`, as `embed_sparse` does. `max_values` is the
     number of values to keep, None for all."""
     is_m3 = runtime.info.architecture == M3_EMBEDDING
 
-    def read(row: Row, outputs: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+    def read(row: Row, outputs: dict[str, np.ndarray]) -> list[JsonObject]:
         values = term_weights(runtime, row, outputs) if is_m3 else outputs["sentence_embedding"]
         return sparse_vector(values, max_values)
 
@@ -80,7 +80,7 @@ def term_weights(runtime: TextModel, row: Row, outputs: dict[str, np.ndarray]) -
     return weights
 
 
-def sparse_vector(values: np.ndarray, max_values: int | None) -> list[dict[str, Any]]:
+def sparse_vector(values: np.ndarray, max_values: int | None) -> list[JsonObject]:
     """Return the `max_values` largest of `values` (V,) that are not 0, as `embed_sparse` does."""
     indices = np.flatnonzero(values)
     best = np.argsort(-values[indices], kind="stable")[:max_values]

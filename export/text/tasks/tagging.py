@@ -2,7 +2,7 @@
 
 import reprlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from tokenizers import Encoding
@@ -22,7 +22,7 @@ from .rows import (
     require,
     run_windows,
 )
-from .task import TaskCall
+from .task import JsonObject, TaskCall
 
 # aggregation of the tokens of a word: (tokens, labels) -> (labels,)
 WORD_SCORES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -43,7 +43,7 @@ def tag(
     stride: int | None = None,
     *,
     max_windows: int | None = None,
-) -> list[list[dict[str, Any]]]:
+) -> list[list[JsonObject]]:
     """Return the labeled tokens of each text, as the pipeline "token-classification" does. A token
     is `{"entity": str, "score": float, "index": int, "word": str, "start": int, "end": int}`.
     Aggregation returns entities, `{"entity_group": str, "score": float, "word": str, "start": int,
@@ -160,7 +160,7 @@ def text_tokens(runtime: TextModel, text: str, row: Encoding, scores: np.ndarray
 
 def aggregate(
     runtime: TextModel, tokens: list[Token], labels: list[str], strategy: str
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Return the labeled tokens or entities of `tag` for `tokens` of a text."""
     merge = WORD_SCORES.get(strategy)
     words = grouped(tokens, lambda last, token: merge is not None and token.continues_word)
@@ -175,7 +175,7 @@ def aggregate(
     return labeled if strategy == "none" else group_entities(runtime, labeled)
 
 
-def group_entities(runtime: TextModel, entities: list[dict]) -> list[dict[str, Any]]:
+def group_entities(runtime: TextModel, entities: list[dict]) -> list[JsonObject]:
     """Return neighbors with the same label joined to one entity. A label with `B-` begins a new
     entity.
 
@@ -214,7 +214,7 @@ def grouped(items: Iterable[T], continues: Callable[[T, T], bool]) -> list[list[
     return groups
 
 
-def remove_overlaps(entities: list[dict]) -> list[dict[str, Any]]:
+def remove_overlaps(entities: list[dict]) -> list[JsonObject]:
     """Return the entities by their start, without overlaps between windows. The longest entity is
     kept; if two are equally long, the one with the best score."""
     kept: list[dict] = []

@@ -17,6 +17,8 @@ from ... import heads
 from ...errors import UsageError, did_you_mean
 from ...heads import PAIR, Task
 
+JsonObject = dict[str, Any]
+
 
 def to_json(result: Any, row: Any, options: dict[str, Any]) -> Any:
     """Return `result` as JSON: an array as nested lists, all else unchanged."""

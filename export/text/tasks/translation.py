@@ -1,36 +1,34 @@
 """Translation of texts of any length, sentence by sentence."""
 
+import itertools
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from html import unescape
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...engine.inputs import Generated, check_options, with_targets
 from ...heads import TRANSLATE
 from ...inference.logits import row_seed, row_seeds
 from ...inference.options import Options, check_seeds, check_single
+from ..alignments import Alignment, moved
 from ..checks import check_texts
 from ..languages import Choice
 from ..markup import MarkedText, kept_line
-from ..placeholders import Keep, keep_pattern
-from ..text_model import Translator
-from .alignment import (
-    Aligning,
-    Sentence,
-    Translated,
-    Translation,
-    decode_sentences,
-    unknown_token,
-)
+from ..text_model import TextModel
+from .alignment import Translation, align_sentences
 from .generation import generate_rows
 from .rows import check_row, require
 from .segments import (
+    Keep,
     Part,
     Segment,
     TextOptions,
+    Translated,
     join_segment,
     join_sentences,
+    keep_pattern,
     split_text,
 )
 
@@ -38,7 +36,7 @@ MAX_TOKENS = 512  # maximum number of tokens of a translated sentence
 
 
 def translate(
-    runtime: Translator,
+    runtime: TextModel,
     texts: Sequence[str],
     /,
     split: bool = True,
@@ -94,8 +92,9 @@ def translate(
     """
     options = check_single(options, "translate returns")
     require(runtime, TRANSLATE)
-    aligning = Aligning(return_alignments, replace_unknowns)
-    text_options = TextOptions(split, copy_letterless, None, markup, keep, aligning)
+    text_options = TextOptions(
+        split, copy_letterless, markup, keep, return_alignments, replace_unknowns
+    )
     plan = make_plan(runtime, texts, text_options, src_lang, tgt_lang, options)
     check_seeds(seeds, len(texts), plan.options[0].seed)
     rows = tokenize(runtime, plan)
@@ -104,21 +103,21 @@ def translate(
 
 
 def join_results(
-    runtime: Translator,
+    runtime: TextModel,
     plan: "Plan",
     rows: Sequence[Sequence[int]],
     results: Sequence[Generated],
 ) -> list[Any]:
     """Return the translation of each text of `plan`, from the token ids `rows` of its sentences and
     their `results`. It is a text, or a `Translation` if the plan returns alignments."""
-    columns = zip(plan.sentences, rows, results, plan.prefixes, strict=True)
-    sentences = [Sentence(*column) for column in columns]
-    translated = decode_sentences(runtime, sentences, plan.aligning.replace_unknowns)
-    join = plan.join_aligned if plan.aligning.return_alignments else plan.join
+    parts = [part for part, *_ in plan.sentences]
+    unknown = unknown_token(runtime, plan.text_options.replace_unknowns)
+    translated = decode_sentences(runtime, parts, rows, results, unknown)
+    join = plan.join_aligned if plan.text_options.return_alignments else plan.join
     return join(translated)
 
 
-def marked_lines(runtime: Translator, texts: Sequence[str], keep: Keep) -> list[MarkedText]:
+def marked_lines(runtime: TextModel, texts: Sequence[str], keep: Keep) -> list[MarkedText]:
     """Return each of `texts` with what `keep` keeps as marks. None and False keep nothing.
 
     Raises UsageError and ValueError as `keep_pattern` does.
@@ -145,53 +144,52 @@ def join_lines(lines: Sequence[MarkedText], translated: Sequence[Translated]) ->
     ]
 
 
+class Sentence(NamedTuple):
+    """A part of a text that the model translates. `place` has the numbers of its text and of itself
+    in the text. It is aligned if a mark begins or ends in it, or if alignments are returned."""
+
+    part: Part
+    place: tuple[int, int]
+    is_aligned: bool
+
+
 @dataclass(frozen=True)
 class Plan:
     """The sentences of several texts.
 
     `segments` are those of each text, `languages` its source language, `None` for the default, and
     `options` its checked generation options. Texts with one target language share their options.
-    `aligning` says what alignments are used for, besides marks.
     """
 
     segments: list[list[Segment]]
     languages: Sequence[str | None]
     options: list[Options]
-    aligning: Aligning
+    text_options: TextOptions
 
     @property
     def parts(self) -> list[list[Part]]:
         """The parts of each text."""
         return [[part for parts, _ in segments for part in parts] for segments in self.segments]
 
-    @property
-    def sentences(self) -> list[str]:
+    @cached_property
+    def sentences(self) -> list[Sentence]:
         """The sentences to translate, of all texts in order."""
-        return [part.text for parts in self.parts for part in parts if part.is_translated]
+        sentences = []
+        for text, segments in enumerate(self.segments):
+            number = itertools.count()
+            for parts, marked in segments:
+                for part in parts:
+                    if part.is_translated:
+                        end = part.start + part.length
+                        is_marked = marked is not None and marked.divides(part.start, end)
+                        is_aligned = self.text_options.return_alignments or is_marked
+                        sentences.append(Sentence(part, (text, next(number)), is_aligned))
+        return sentences
 
     @property
-    def prefixes(self) -> list[int]:
-        """The number of characters before each of `sentences`, those of a language word."""
-        return [part.prefix for parts in self.parts for part in parts if part.is_translated]
-
-    @property
-    def places(self) -> list[tuple[int, int]]:
-        """The numbers of the text and of its sentence, for each of `sentences`."""
-        counts = [sum(part.is_translated for part in parts) for parts in self.parts]
-        return [(text, number) for text, count in enumerate(counts) for number in range(count)]
-
-    @property
-    def are_aligned(self) -> list[bool]:
-        """True for each of `sentences` whose alignment is needed: a mark begins or ends in it, or
-        those of all are returned."""
-        return [
-            self.aligning.return_alignments
-            or (marked is not None and marked.divides(part.start, part.start + part.length))
-            for segments in self.segments
-            for parts, marked in segments
-            for part in parts
-            if part.is_translated
-        ]
+    def texts(self) -> list[str]:
+        """The text of each of `sentences`."""
+        return [part.text for part, *_ in self.sentences]
 
     def join(self, translated: Iterable[Translated]) -> list[str]:
         """Return the translation of each text. `translated` has the translations of `sentences`, in
@@ -215,7 +213,7 @@ class Plan:
 
 
 def make_plan(
-    runtime: Translator,
+    runtime: TextModel,
     texts: Sequence[str],
     text_options: TextOptions,
     src_lang: Choice,
@@ -242,17 +240,16 @@ def make_plan(
     targets = runtime.languages.target_options(tgt_lang, len(texts), options)
     languages = src_lang if isinstance(src_lang, list | tuple) else [src_lang] * len(texts)
     plain = map(unescape, texts) if text_options.markup else texts
-    keep = False if text_options.aligning.return_alignments else text_options.keep
+    keep = False if text_options.return_alignments else text_options.keep
     kept = keep_pattern(runtime, plain, keep)
     segments = [
         split_text(runtime, text, text_options.in_language(runtime, name), kept)
         for text, name in zip(texts, languages, strict=True)
     ]
-    all_options = with_targets(runtime.info, checked, targets)
-    return Plan(segments, languages, all_options, text_options.aligning)
+    return Plan(segments, languages, with_targets(runtime.info, checked, targets), text_options)
 
 
-def sentence_options(runtime: Translator, options: dict[str, Any]) -> Options:
+def sentence_options(runtime: TextModel, options: dict[str, Any]) -> Options:
     """Return the checked generation options of a sentence.
 
     If neither `options` nor the export set the maximum number of new tokens, it is 512, or the
@@ -266,25 +263,25 @@ def sentence_options(runtime: Translator, options: dict[str, Any]) -> Options:
     return check_options(runtime.info, options).for_prompt(1)  # the start token
 
 
-def tokenize(runtime: Translator, plan: Plan) -> list[list[int]]:
+def tokenize(runtime: TextModel, plan: Plan) -> list[list[int]]:
     """Return the token ids of each sentence of `plan` to translate.
 
     Raises ValueError for a sentence with more tokens than the model has positions.
     """
-    sentences, places, count = plan.sentences, plan.places, len(plan.parts)
-    if not sentences:
+    if not plan.sentences:
         return []
-    languages = [plan.languages[text] for text, _ in places]
-    rows = runtime.rows(sentences, [name for name in languages if name is not None] or None)
+    languages = [plan.languages[text] for _, (text, _), _ in plan.sentences]
+    rows = runtime.rows(plan.texts, [name for name in languages if name is not None] or None)
     limit = runtime.info.config["max_position_embeddings"]
-    for row, sentence, (text, _) in zip(rows, sentences, places, strict=True):
+    for row, (part, (text, _), _) in zip(rows, plan.sentences, strict=True):
         if not 0 < len(row) <= limit:  # a name takes as long as a sentence
-            check_row(row, f"text {text} of {count}, {sentence!r:.60}", runtime.info.config)
+            name = f"text {text} of {len(plan.segments)}, {part.text!r:.60}"
+            check_row(row, name, runtime.info.config)
     return rows
 
 
 def translate_rows(
-    runtime: Translator,
+    runtime: TextModel,
     plan: Plan,
     rows: list[list[int]],
     seeds: Sequence[int] | None = None,
@@ -295,23 +292,22 @@ def translate_rows(
     A sentence that was cut at the limit causes a warning. `seeds` has a seed for each text, from
     which those of its sentences are derived, by default from the seed of the options.
     """
-    sentences, places = plan.sentences, plan.places
+    places = [sentence.place for sentence in plan.sentences]
     if seeds is None:
-        seeds = row_seeds(plan.options[0].seed, len(plan.parts))
+        seeds = row_seeds(plan.options[0].seed, len(plan.segments))
     if seeds is not None:
         seeds = [row_seed(seeds[text], number) for text, number in places]
-    options = [plan.options[text] for text, _ in places]
     results = generate_rows(
         runtime,
         rows,
-        options,
+        [plan.options[text] for text, _ in places],
         seeds=seeds,
-        are_aligned=plan.are_aligned,
-        unknown_token=unknown_token(runtime, plan.aligning.replace_unknowns),
+        are_aligned=[sentence.is_aligned for sentence in plan.sentences],
+        unknown_token=unknown_token(runtime, plan.text_options.replace_unknowns),
     )
-    for sentence, result in zip(sentences, results, strict=True):
+    for text, result in zip(plan.texts, results, strict=True):
         if is_cut(result.tokens, plan.options[0]):
-            warn_of_cut(sentence, plan.options[0].max_new_tokens)
+            warn_of_cut(text, plan.options[0].max_new_tokens)
     return results
 
 
@@ -330,3 +326,56 @@ def is_cut(tokens: list[int], options: Options) -> bool:
     is_forced = options.forced_eos_token_id is not None
     free = tokens[: limit - 1] if is_forced else tokens
     return len(tokens) >= limit and not set(free) & set(options.eos_token_ids)
+
+
+# ----------------------------------------------------------------------------- from tokens to texts
+
+
+def unknown_token(runtime: TextModel, replace_unknowns: bool) -> int | None:
+    """Return the token whose words are replaced, or None if none are. Sequences without it need no
+    alignment."""
+    return runtime.tokenizer_settings.special_tokens["unk_token"] if replace_unknowns else None
+
+
+def decode_sentences(
+    runtime: TextModel,
+    parts: Sequence[Part],
+    rows: Sequence[Sequence[int]],
+    results: Sequence[Generated],
+    unknown: int | None,
+) -> list[Translated]:
+    """Return the translation of each of `parts`, whose token ids are `rows`: an `Alignment` if its
+    result has one, else a text. `results` is what was generated after the start token.
+
+    Words with the token `unknown` are replaced, see `align_sentences`.
+    """
+    sentences = zip(parts, rows, results, strict=True)
+    with_alignment = [sentence for sentence in sentences if sentence[2].alignment is not None]
+    texts = iter(runtime.decode([one.tokens for one in results if one.alignment is None]))
+    if not with_alignment:
+        return [*texts]
+    aligned = align_sentences(runtime, with_alignment, unknown)
+    return [next(texts) if result.alignment is None else next(aligned) for result in results]
+
+
+def decode_texts(
+    runtime: TextModel,
+    texts: Sequence[str],
+    rows: Sequence[Sequence[int]],
+    results: Sequence[Generated],
+    unknown: int | None,
+) -> list[Translated]:
+    """Return the translations of `texts`, whose token ids are `rows`, as `decode_sentences` does.
+
+    `results` are N for each text. A language word at the start of a text is not aligned.
+    """
+    copies = range(len(results) // len(texts))
+    prefixes = map(runtime.languages.word_end, texts)
+    parts = [
+        Part(text, True, True, 0, prefix) for text, prefix in zip(texts, prefixes) for _ in copies
+    ]
+    repeated = [row for row in rows for _ in copies]
+    return [
+        moved(result, part.prefix, 0) if isinstance(result, Alignment) else result
+        for result, part in zip(decode_sentences(runtime, parts, repeated, results, unknown), parts)
+    ]

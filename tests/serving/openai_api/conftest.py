@@ -6,7 +6,7 @@ from openai_server import OneByOne, serve_engine, with_tokenizer
 from served_models import loaded_model
 
 from vanilla_transformer_export import TextRuntime
-from vanilla_transformer_export.serving.encoder_runtime import batched
+from vanilla_transformer_export.serving.models import batched
 
 
 @pytest.fixture(scope="module")

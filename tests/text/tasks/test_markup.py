@@ -22,7 +22,7 @@ from vanilla_transformer_export.text.alignments import words
 from vanilla_transformer_export.text.markup import kept_line
 from vanilla_transformer_export.text.markup_html import html_texts
 from vanilla_transformer_export.text.markup_places import with_marks
-from vanilla_transformer_export.text.placeholders import keep_pattern
+from vanilla_transformer_export.text.tasks.segments import keep_pattern
 
 GREEDY = dict(num_beams=1)
 FRAGMENTS = Path(__file__).parents[2] / "support/apache2_doc.html"
