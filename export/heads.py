@@ -76,10 +76,10 @@ EMBED = Task(
     pipelines=("feature-extraction", "sentence-similarity"),
     takes_blank=True,
 )
-EMBED_SPARSE = Task("embed-sparse", "text.tasks.sparse_embedding:embed_sparse", takes_blank=True)
+EMBED_SPARSE = Task("embed-sparse", "text.tasks.embedding:embed_sparse", takes_blank=True)
 EMBED_MULTI_VECTOR = Task(
     "embed-multi-vector",
-    "text.tasks.multi_vector_embedding:embed_multi_vector",
+    "text.tasks.embedding:embed_multi_vector",
     pipelines=("multi-vector",),
     takes_blank=True,
 )

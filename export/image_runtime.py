@@ -33,7 +33,7 @@ from .shared.files import check_no_pointer
 from .specs.sequences import pair
 from .text.checks import check_count, check_flags
 from .text.image_processor import ImageProcessor
-from .text.scores import default_function, rank_labels
+from .text.scores import FUNCTIONS, default_function, rank_labels
 from .text.tasks.task import JsonObject, TaskCall
 
 Input = str | os.PathLike | Image.Image | np.ndarray
@@ -96,7 +96,7 @@ class ImageRuntime:
         """
         check_count("top_k", top_k)
         config = self.info.config
-        scores = default_function(config)(self._outputs(images, "logits"))
+        scores = FUNCTIONS[default_function(config)](self._outputs(images, "logits"))
         names = [
             config["id2label"].get(str(index), f"LABEL_{index}") for index in range(scores.shape[1])
         ]

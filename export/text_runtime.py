@@ -15,16 +15,15 @@ from .inference.config import VISION
 from .inference.export_info import MANIFEST, json_object
 from .inference.options import Options, check_seeds
 from .runtime import Runtime
+from .text.checks import is_strings
 from .text.languages import Choice
 from .text.tasks import (
     classification,
     embedding,
     masks,
-    multi_vector_embedding,
     pairs,
     question_answering,
     reranking,
-    sparse_embedding,
     tagging,
     translation,
 )
@@ -84,8 +83,8 @@ class TextRuntime(TextModel):
     embed = embedding.embed
     encode_query = embedding.encode_query
     encode_document = embedding.encode_document
-    embed_sparse = sparse_embedding.embed_sparse
-    embed_multi_vector = multi_vector_embedding.embed_multi_vector
+    embed_sparse = embedding.embed_sparse
+    embed_multi_vector = embedding.embed_multi_vector
     similarity = embedding.similarity
     next_sentence = pairs.next_sentence
     choose = pairs.choose
@@ -254,11 +253,7 @@ class TextRuntime(TextModel):
                 "target_prefix needs an encoder-decoder model, this export is a decoder: put "
                 "the prefix at the end of the prompt"
             )
-        if (
-            not isinstance(texts, list | tuple)
-            or len(texts) != count
-            or not all(isinstance(text, str) for text in texts)
-        ):
+        if not is_strings(texts) or len(texts) != count:
             raise ValueError(
                 f"target_prefix must be a list of {count} strings, as texts, got "
                 f"{reprlib.repr(texts)}"

@@ -30,7 +30,6 @@ from .protocols.protocol import (
     wait_for_first,
 )
 
-Fields = JsonObject  # of an event
 MAX_TOKENS = 2048  # maximum number of tokens of a continuation
 GENERATES = Ability("generate text", lambda model: model.has_task(TRANSLATE, GENERATE))
 PAGE = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
@@ -118,10 +117,10 @@ async def stream(request: Request, body: PageRequest) -> EventStream:
     `temperature` is not 0."""
     model = await choose_model(request, GENERATES, body.model)
     answer = translation if model.has_task(TRANSLATE) else completion
-    return EventStream(events(await wait_for_first(await answer(model, body), {"text": ""})))
+    return EventStream(events(await wait_for_first(answer(model, body), {"text": ""})))
 
 
-async def events(pieces: AsyncGenerator[Fields, None]) -> AsyncGenerator[bytes, None]:
+async def events(pieces: AsyncGenerator[JsonObject, None]) -> AsyncGenerator[bytes, None]:
     async with aclosing(pieces):
         try:
             async for fields in pieces:
@@ -132,13 +131,13 @@ async def events(pieces: AsyncGenerator[Fields, None]) -> AsyncGenerator[bytes, 
     yield event({"done": True})
 
 
-async def translation(model: ServedModel, body: PageRequest) -> AsyncGenerator[Fields, None]:
-    """Return an iterator over the parts of the translation that `translate` returns with greedy
-    search, and then its alignments.
+async def translation(model: ServedModel, body: PageRequest) -> AsyncGenerator[JsonObject, None]:
+    """Yield the parts of the translation that `translate` returns with greedy search, and then its
+    alignments if the export has an alignment graph.
 
     Raises:
-        RequestError: 400 for languages that the model does not translate; while iterating, if the
-            scheduler rejects a sentence.
+        RequestError: 400 for languages that the model does not translate, or if the scheduler
+            rejects a sentence.
         ValueError: for a blank text, and TooLong for one that is too long.
     """
     direction = model.directions.find(body.source, body.target)
@@ -154,25 +153,11 @@ async def translation(model: ServedModel, body: PageRequest) -> AsyncGenerator[F
     job = await call_off_loop(
         len(body.text), plan_job, model, [body.text], direction, text_options, options
     )
-    return translation_fields(model, job)
-
-
-async def as_fields(pieces: AsyncGenerator[str, None]) -> AsyncGenerator[Fields, None]:
-    async with aclosing(pieces):
+    results: list[Generated] = []
+    async with aclosing(sentences(model, job, results)) as pieces:
         async for piece in pieces:
             yield {"text": piece}
-
-
-async def translation_fields(
-    model: ServedModel, job: TranslationJob
-) -> AsyncGenerator[Fields, None]:
-    """Yield the pieces of `sentences`, and then the alignments of the text if the job returns
-    them."""
-    results: list[Generated] = []
-    async with aclosing(as_fields(sentences(model, job, results))) as pieces:
-        async for fields in pieces:
-            yield fields
-    if job.plan.text_options.return_alignments:
+    if text_options.return_alignments:
         [translated] = job.join(results)
         yield {"alignments": translated.alignments}
 
@@ -202,7 +187,7 @@ async def sentences(
         yield rest
 
 
-async def completion(model: ServedModel, body: PageRequest) -> AsyncGenerator[Fields, None]:
+async def completion(model: ServedModel, body: PageRequest) -> AsyncGenerator[JsonObject, None]:
     [tokens] = await call_off_loop(len(body.text), model.runtime.rows, [body.text])
     max_new_tokens = max(
         1, min(body.max_new_tokens, model.admission.slot_size.length + 1 - len(tokens))
@@ -216,7 +201,9 @@ async def completion(model: ServedModel, body: PageRequest) -> AsyncGenerator[Fi
         tokens,
         {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": max_new_tokens, **sampled},
     )
-    return as_fields(stream_text(model, prompt_input))
+    async with aclosing(stream_text(model, prompt_input)) as pieces:
+        async for piece in pieces:
+            yield {"text": piece}
 
 
 async def stream_text(

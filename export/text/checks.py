@@ -3,10 +3,10 @@
 import reprlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from ..errors import TokenizerError, UsageError, did_you_mean
-from ..shared.options import is_integer
+from ..shared.options import is_integer, is_list
 
 Pair = tuple[str, str]
 
@@ -51,10 +51,15 @@ def check_unicode(text: str, name: str) -> None:
         raise ValueError(f"{name} is not valid Unicode: {error}") from None
 
 
-def check_texts(texts: object) -> list[str]:
+def is_strings(value: object) -> TypeGuard[Sequence[str]]:
+    return is_list(value, lambda item: isinstance(item, str))
+
+
+def check_texts(texts: object, name: str = "text") -> list[str]:
     """Return `texts` as a list. Raises ValueError unless they are a list of strings that are not
-    blank, and for an empty list."""
-    return [check_text(text, name) for text, name in with_names(check_list(texts, "strings"))]
+    blank, and for an empty list. In the message `name` is one of them."""
+    items = with_names(check_list(texts, "strings", f"{name}s"), name)
+    return [check_text(text, item) for text, item in items]
 
 
 def check_strings(texts: object, name: str = "texts") -> list[str]:
@@ -78,9 +83,9 @@ def check_texts_or_pairs(texts: object) -> list[str | Pair]:
     ]
 
 
-def with_names(texts: Sequence[Any]) -> list[tuple[Any, str]]:
+def with_names(texts: Sequence[Any], name: str = "text") -> list[tuple[Any, str]]:
     """Return (text, name) for each text, with a name for errors such as "text 0 of 3"."""
-    return [(text, f"text {index} of {len(texts)}") for index, text in enumerate(texts)]
+    return [(text, f"{name} {index} of {len(texts)}") for index, text in enumerate(texts)]
 
 
 def parse_pair(value: object, name: str) -> Pair:

@@ -15,6 +15,7 @@ from ..inference.export_info import CARD, MANIFEST, ExportInfo
 from ..inference.options import Options, special_token
 from ..shared.files import card_metadata
 from ..shared.options import as_list
+from .checks import is_strings
 from .language_names import NAMES, shorten_codes
 
 LANGUAGE_WORD = re.compile(r">>[^\s<>]*<<")  # Marian's word for a language, at the start of a text
@@ -76,9 +77,7 @@ class Languages:
             )
             raise UsageError(f"{name} is {languages!r}, expected None: {hint}")
         names = [languages] * count if isinstance(languages, str) else languages
-        if not isinstance(names, list | tuple) or not all(
-            isinstance(language, str) for language in names
-        ):
+        if not is_strings(names):
             raise UsageError(
                 f"{name} is {languages!r}, expected the name of a language, or a list with one for "
                 f"each text"

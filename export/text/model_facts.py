@@ -31,13 +31,21 @@ def model_facts(info: ExportInfo, threads: int, tokenizer: Tokenizer | None = No
     dtype, calibration (the numbers `matmuls` and `row_scales`, those with a scale for each row, or
     None), rows_are_independent, threads, cpu_quota, changed_files and warnings. Models of texts
     have max_position_embeddings and token_types (whether the graph reads them) too. Models that
-    embed texts add `embedding_facts`, `sparse_facts` or both, classifiers problem_type and
+    embed texts add `embedding_facts`, or for sparse vectors `prompt_facts`, pooling_strategy,
+    activation_function, max_active_dims and similarity, classifiers problem_type and
     activation (of scores), and models that name labels `labels`.
     """
     target, tasks = find_target(info), HEADS[info.architecture].tasks
+    is_vision, settings = info.config["model_type"] == VISION, info.sentence_settings
+    # what a runtime takes depends on the files of the checkpoint
+    file, inputs, otherwise = (
+        (IMAGE_PROCESSOR, "images", "pixel values")
+        if is_vision
+        else (TOKENIZERS[0], "texts", "token ids")
+    )
     facts = {
         "architecture": info.architecture,
-        "reads": readable_inputs(info),
+        "reads": inputs if file in info.manifest["files"] else otherwise,
         "target": info.manifest["target"],
         "device": target.default_device,
         "dtype": info.dtype,
@@ -48,44 +56,27 @@ def model_facts(info: ExportInfo, threads: int, tokenizer: Tokenizer | None = No
         "changed_files": info.changed_files,
     }
     warnings = [*export_problems(info)]
-    if info.config["model_type"] != VISION:
-        facts |= token_facts(info)
+    if not is_vision:
+        tensors = [tensor for spec in info.specs.values() for tensor in spec.inputs]
+        facts["max_position_embeddings"] = info.config["max_position_embeddings"]
+        facts["token_types"] = any(tensor.name == "token_type_ids" for tensor in tensors)
         warnings += text_problems(info)
     if tokenizer is not None:
         warnings += vocabulary_problems(info, tokenizer)
     if EMBED_SPARSE in tasks:
-        facts |= sparse_facts(info)
+        facts |= prompt_facts(info) | info.config.get("splade", {})
+        facts["max_active_dims"] = settings.max_active_dims
+        facts["similarity"] = settings.similarity_fn_name or "dot"
     if EMBED in tasks:  # after it, because `similarity` of BGE-M3 is that of its dense vectors
         facts |= embedding_facts(info)
         warnings += pooling_problems(info)
     if CLASSIFY in tasks or CLASSIFY_IMAGES in tasks:
         facts["problem_type"] = info.config.get("problem_type")
-        settings = info.directory, info.config, info.sentence_settings
-        facts["activation"], _ = default_scoring(*settings)
+        facts["activation"], _ = default_scoring(info.directory, info.config, settings)
     if "id2label" in info.config and not LABELED.isdisjoint(tasks):
         facts["labels"] = list(info.config["id2label"].values())
         warnings += label_problems(info)
     return {**facts, "warnings": warnings}
-
-
-def readable_inputs(info: ExportInfo) -> str:
-    """Return what a runtime of the export takes, which depends on the files of its checkpoint."""
-    files = info.manifest["files"]
-    if info.config["model_type"] == VISION:
-        return "images" if IMAGE_PROCESSOR in files else "pixel values"
-    return "texts" if TOKENIZERS[0] in files else "token ids"
-
-
-def token_facts(info: ExportInfo) -> JsonObject:
-    """Return the facts of a model of texts: max_position_embeddings and token_types."""
-    return {
-        "max_position_embeddings": info.config["max_position_embeddings"],
-        "token_types": any(
-            tensor.name == "token_type_ids"
-            for spec in info.specs.values()
-            for tensor in spec.inputs
-        ),
-    }
 
 
 def calibration(manifest: dict, dtype: str) -> dict[str, int] | None:
@@ -106,18 +97,6 @@ def embedding_facts(info: ExportInfo) -> JsonObject:
         "modules": [module["type"] for module in modules[1:]],
         "similarity": settings.similarity_fn_name or "cosine",
         "truncate_dim": settings.truncate_dim,
-    }
-
-
-def sparse_facts(info: ExportInfo) -> JsonObject:
-    """Return the facts of a model that embeds texts as sparse vectors: pooling_strategy,
-    activation_function, max_active_dims, similarity and those of `prompt_facts`."""
-    settings = info.sentence_settings
-    return {
-        **prompt_facts(info),
-        **info.config.get("splade", {}),
-        "max_active_dims": settings.max_active_dims,
-        "similarity": settings.similarity_fn_name or "dot",
     }
 
 

@@ -34,18 +34,18 @@ ACTIVATIONS: dict[str, Scoring] = {
 }
 
 
-def probability_function(config: dict) -> Scoring:
-    """Return the function from logits to probabilities for a classifier with this `config`: the
-    sigmoid for independent labels and for a single label, else the softmax."""
+def probability_function(config: dict) -> str:
+    """Return the name of the function from logits to probabilities for a classifier with this
+    `config`: the sigmoid for independent labels and for a single label, else the softmax."""
     is_independent = config.get("problem_type") == "multi_label_classification"
-    return sigmoid if is_independent or len(config["id2label"]) == 1 else softmax
+    return "sigmoid" if is_independent or len(config["id2label"]) == 1 else "softmax"
 
 
-def default_function(config: dict) -> Scoring:
-    """Return the function from logits to scores that `config.problem_type` selects: none for
-    "regression", else that of probabilities."""
+def default_function(config: dict) -> str:
+    """Return the name of the function from logits to scores that `config.problem_type` selects:
+    none for "regression", else that of probabilities."""
     is_regression = config.get("problem_type") == "regression"
-    return identity if is_regression else probability_function(config)
+    return "none" if is_regression else probability_function(config)
 
 
 def activation(name: object, setting: str) -> Scoring:

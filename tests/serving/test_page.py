@@ -252,7 +252,7 @@ def test_disconnected_client_closes_stream(served):
     model = loaded_model("poet", poet.runtime, FailingEngine(poet))
 
     async def read_two_events():
-        pieces = await page.completion(model, page.PageRequest(text="w5"))
+        pieces = page.completion(model, page.PageRequest(text="w5"))
         async with aclosing(page.events(pieces)) as event_stream:
             await anext(event_stream)
             await anext(event_stream)

@@ -15,9 +15,8 @@ from ...heads import IMAGE, MAX_CHARACTERS, PIPELINES, TEXT
 from ...shared.options import without_none
 from ...text.checks import check_flags, check_texts
 from ...text.languages import Direction
-from ...text.tasks.alignment import Translation
 from ...text.tasks.segments import TextOptions
-from ...text.tasks.task import JsonObject, are_objects, pipeline_call, read_inputs
+from ...text.tasks.task import are_objects, pipeline_call, read_inputs
 from ..generation import MAX_KEPT, continue_texts, translate
 from ..models import Ability, ServedModel
 from .protocol import (
@@ -72,16 +71,7 @@ class PipelineRequest(BaseModel):
 
 
 PROTOCOL = Protocol("pipelines", router)
-SCHEMA = {
-    "type": "object",
-    "required": ["inputs"],
-    "properties": {
-        "inputs": {},
-        "parameters": {"type": "object"},
-        "stream": {"type": "boolean"},
-    },
-}
-BODY = request_body({"application/json": SCHEMA, "image/*": BINARY})
+BODY = request_body({"application/json": PipelineRequest.model_json_schema(), "image/*": BINARY})
 
 
 @router.post("/predict/{task}", openapi_extra=BODY)
@@ -100,7 +90,13 @@ async def predict(request: Request, task: str) -> Response:
     body = read_body(await request.body(), request.headers.get("content-type", ""), reads_images)
     does_task = Ability(f"do {task}", lambda model: model.has_task(PIPELINES[task]))
     model = await choose_model(request, does_task, body.model)
-    check_pipeline(model, task)
+    pipeline = model.info.pipeline
+    if pipeline is not None and task not in (pipeline, GENERAL):  # it would answer wrongly
+        raise RequestError(
+            404,
+            f"task is {task!r}, expected {pipeline} or {GENERAL}: {model.name} was trained for "
+            f"{pipeline}",
+        )
     parameters = without_none({**(body.model_extra or {}), **(body.parameters or {})})
     if body.stream:
         raise UsageError("stream is true, expected false: use /v1/completions to stream")
@@ -110,18 +106,6 @@ async def predict(request: Request, task: str) -> Response:
     check_sizes(rows, keys, server_settings(request).max_batch)
     answer_all = generate_answers if generates else run_task
     return await answer_all(model, task, rows, is_list, parameters)
-
-
-def check_pipeline(model: ServedModel, task: str) -> None:
-    """Raise RequestError 404 for a pipeline that `model`, trained for another one, would run
-    without an error and answer wrongly."""
-    pipeline = model.info.pipeline
-    if pipeline is not None and task not in (pipeline, GENERAL):
-        raise RequestError(
-            404,
-            f"task is {task!r}, expected {pipeline} or {GENERAL}: {model.name} was trained for "
-            f"{pipeline}",
-        )
 
 
 async def run_task(
@@ -213,7 +197,15 @@ async def generate_answers(
     if has_prompt:
         results = [[row + text for text in group] for row, group in zip(rows, results, strict=True)]
     name = NAMES.get(task, "generated_text")
-    answers = [[answer_fields(name, result) for result in group] for group in results]
+    answers = [
+        [
+            {name: result}
+            if isinstance(result, str)
+            else {name: result.text, "alignments": result.alignments}
+            for result in group
+        ]
+        for group in results
+    ]
     return JSONResponse(answers if is_list else answers[0])
 
 
@@ -230,13 +222,6 @@ def take_text_options(options: dict[str, Any]) -> TextOptions:
     if isinstance(keep, list) and len(keep) > MAX_KEPT:
         raise TooLong(f"keep has {len(keep)} texts, expected at most {MAX_KEPT}")
     return text_options
-
-
-def answer_fields(name: str, result: str | Translation) -> JsonObject:
-    """Return the fields of a result, whose text has this `name`."""
-    if isinstance(result, str):
-        return {name: result}
-    return {name: result.text, "alignments": result.alignments}
 
 
 # those of `TextOptions` that a request may set, with their defaults

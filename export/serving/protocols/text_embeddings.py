@@ -15,14 +15,13 @@ from ... import __version__
 from ...engine.encoder import MAX_CALLS, max_row_length
 from ...errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError
 from ...heads import CLASSIFY, CLASSIFY_IMAGES, EMBED, EMBED_SPARSE, MAX_CHARACTERS
-from ...text.checks import Pair, TokenizerErrors
+from ...text.checks import Pair, TokenizerErrors, is_strings
 from ...text.model_facts import model_facts
-from ...text.scores import identity, probability_function
+from ...text.scores import FUNCTIONS, probability_function
 from ...text.sentence_modules import normalize, read_poolings
 from ...text.tasks import embedding, reranking
 from ...text.tasks.classification import label_rows
 from ...text.tasks.rows import Cut, Row, encode_texts
-from ...text.tasks.sparse_embedding import sparse_vectors
 from ...text.tasks.task import JsonObject
 from ...text.text_model import TextModel
 from ..models import Ability, ServedModel, max_batch_tokens
@@ -129,7 +128,9 @@ async def embed_sparse(request: Request, body: EmbedSparseRequest) -> Response:
     a token. The model must be a masked language model with SpladePooling, or a BGE-M3."""
 
     def vectors(model: ServedModel, rows: Sequence[Row], _: int) -> Iterable[Any]:
-        return sparse_vectors(model.runtime, rows, model.info.sentence_settings.max_active_dims)
+        return embedding.sparse_vectors(
+            model.runtime, rows, model.info.sentence_settings.max_active_dims
+        )
 
     return await embed_with(request, EMBEDS_SPARSE, body, vectors)
 
@@ -196,7 +197,7 @@ async def predict(request: Request, body: PredictRequest) -> Response:
     check_number("inputs", sequences, server_settings(request).max_batch)
     cut = cut_for(request, model, body)
     config = model.runtime.info.config
-    function = identity if body.raw_scores else probability_function(config)
+    function = FUNCTIONS["none" if body.raw_scores else probability_function(config)]
 
     def answer() -> list[Any]:
         rows, _ = encode_inputs(model, sequences, None, cut)
@@ -236,7 +237,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     text after its prompt is added, null for special tokens. Texts are not truncated."""
     model = await choose_model(request, TOKENIZES, body.model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+    if not is_strings(texts):
         raise UsageError(f"inputs is {short_repr(body.inputs)}, expected a text or a list of texts")
     check_number("inputs", texts, server_settings(request).max_batch)
     size = sum(map(len, texts))  # the response has about 100 bytes per token

@@ -19,6 +19,7 @@ from ..checks import (
     check_flags,
     check_texts,
     check_texts_or_pairs,
+    is_strings,
 )
 from ..scores import (
     FUNCTIONS,
@@ -113,8 +114,8 @@ def default_scoring(
     for place, name in places.items():
         if name:
             return name, activation(name, place)
-    default = default_function(config)
-    return next((name, function) for name, function in FUNCTIONS.items() if function is default)
+    name = default_function(config)
+    return name, FUNCTIONS[name]
 
 
 def zero_shot(
@@ -200,11 +201,7 @@ def ranked(text: str, labels: list[str], scores: np.ndarray) -> JsonObject:
 def parse_candidates(labels: object) -> list[str]:
     if isinstance(labels, str):
         labels = [label.strip() for label in labels.split(",") if label.strip()]
-    if (
-        not isinstance(labels, list | tuple)
-        or not labels
-        or not all(isinstance(label, str) for label in labels)
-    ):
+    if not labels or not is_strings(labels):
         raise UsageError(
             f"candidate_labels is {reprlib.repr(labels)}, expected a list of at least one string"
         )

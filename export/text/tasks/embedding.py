@@ -1,5 +1,10 @@
-"""Text embeddings: one vector per text from the hidden states of its tokens, as configured by the
-export's sentence-transformers files."""
+"""Text embeddings, as configured by the export's sentence-transformers files.
+
+They are one vector per text from the hidden states of its tokens, or sparse: the weights of a
+vocabulary for each text. A masked language model whose graph pools its logits has those of
+`SparseEncoder` of sentence-transformers with SpladePooling, and a BGE-M3 the `lexical_weights` of
+FlagEmbedding. A BGE-M3 also has multi-vector embeddings for late interaction: one vector per token
+of a text."""
 
 import reprlib
 import warnings
@@ -7,10 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from tokenizers import Encoding
 
 from ...errors import UsageError, did_you_mean
-from ...heads import EMBED, TEXT
+from ...heads import EMBED, EMBED_MULTI_VECTOR, EMBED_SPARSE, M3_EMBEDDING, TEXT
 from ...inference.export_info import ExportInfo
 from ...inference.sentence_settings import SentenceSettings
 from ..checks import check_choice, check_count, check_strings
@@ -18,8 +22,10 @@ from ..sentence_modules import SentenceModules, normalize
 from ..text_model import TextModel
 from ..tokenizer_settings import read_longest
 from .rows import Cut, Row, decode, encode_texts, plain_row, require, run_rows, warn_of_cut
-from .task import TaskCall
+from .task import JsonObject, TaskCall
 
+# tokens without a weight in BGE-M3
+WEIGHTLESS = ("cls_token", "eos_token", "pad_token", "unk_token")
 # by name, the type of the numbers
 PRECISIONS = {
     "float32": "float32",
@@ -112,7 +118,13 @@ def encode_document(
     if prompt_name is None and prompt is None:
         prompts = runtime.info.sentence_settings.prompts
         prompt = prompts.get("document") or ""
-        warn_of_other_prompts(runtime, prompts)
+        other = next((name for name in ("passage", "corpus") if prompts.get(name)), None)
+        if other is not None and not prompt:
+            warnings.warn(
+                f"{runtime.info.directory} has a prompt {other!r}, expected one with the name "
+                "document: documents get none, as in sentence-transformers; see prompt_name",
+                stacklevel=2,
+            )
     return embed(runtime, texts, prompt_name, prompt, **options)
 
 
@@ -153,7 +165,8 @@ def rows_to_embed(
     if not prompt:
         return rows, 0
     [encoding] = encode_texts(runtime, [prompt], Cut(cut.longest))
-    return rows, count_prompt_tokens(encoding)
+    # with the special tokens before the prompt, not with those after it
+    return rows, len(encoding.ids) - (encoding.special_tokens_mask[-1:] == [1])
 
 
 def vectors(
@@ -254,17 +267,6 @@ def quantize(vectors: np.ndarray, precision: str, ranges: np.ndarray | None) -> 
 # -------------------------------------------------------------------------------------- the prompts
 
 
-def warn_of_other_prompts(runtime: TextModel, prompts: dict[str, str | None]) -> None:
-    """Warn if `prompts` have none of the name "document", but one under another name."""
-    others = [name for name in ("passage", "corpus") if prompts.get(name)]
-    if others and not prompts.get("document"):
-        warnings.warn(
-            f"{runtime.info.directory} has a prompt {others[0]!r}, expected one with the name "
-            "document: documents get none, as in sentence-transformers; see prompt_name",
-            stacklevel=3,
-        )
-
-
 def select_prompt(settings: SentenceSettings, prompt_name: str | None, prompt: str | None) -> str:
     prompts = settings.prompts
     if prompt is not None:
@@ -292,16 +294,113 @@ def select_prompt(settings: SentenceSettings, prompt_name: str | None, prompt: s
     return prompts[prompt_name] or ""
 
 
-def count_prompt_tokens(prompt: Encoding) -> int:
-    """Return the number of tokens of a prompt, including the special tokens before it."""
-    return len(prompt.ids) - (prompt.special_tokens_mask[-1:] == [1])
-
-
 def max_length(info: ExportInfo) -> int:
     """Return the maximum number of tokens of a text, including special tokens."""
     longest = info.sentence_settings.max_seq_length or read_longest(info.tokenizer_config)
     limit = info.config["max_position_embeddings"]
     return min(longest or limit, limit)
+
+
+# --------------------------------------------------------------- sparse and multi-vector embeddings
+
+
+def embed_sparse(
+    runtime: TextModel,
+    texts: Sequence[str],
+    /,
+    prompt_name: str | None = None,
+    prompt: str | None = None,
+    max_active_dims: int | None = None,
+) -> list[list[JsonObject]]:
+    """Return the sparse vector of each text, as `SparseEncoder.encode` does, or for BGE-M3 as
+    `lexical_weights` of FlagEmbedding: a list of `{"index": int, "value": float}` with the values
+    that are not 0, in the order of their indices.
+
+    An index is the id of a token in the vocabulary.
+
+    Args:
+        texts: strings; they may be blank. Texts longer than the export's `max_seq_length` are
+            truncated.
+        prompt_name: name of a prompt in config_sentence_transformers.json; by default its
+            `default_prompt_name`.
+        prompt: text that precedes each text, in place of `prompt_name`.
+        max_active_dims: number of values to keep, the largest; by default the `max_active_dims` of
+            the export, or all.
+
+    Raises:
+        UsageError: if `prompt_name` is unknown, if both a prompt and a name are set, or if
+            `max_active_dims` is not a positive integer.
+        ValueError: if the export returns no sparse embeddings, or a text is a pair or has no
+            tokens.
+    """
+    require(runtime, EMBED_SPARSE)
+    if max_active_dims is None:
+        max_active_dims = runtime.info.sentence_settings.max_active_dims
+    if max_active_dims is not None:
+        check_count("max_active_dims", max_active_dims)
+    rows, _ = prompted_rows(runtime, texts, prompt_name, prompt)
+    return sparse_vectors(runtime, rows, max_active_dims)
+
+
+def sparse_vectors(
+    runtime: TextModel, rows: Sequence[Row], max_values: int | None = None
+) -> list[list[JsonObject]]:
+    """Return the sparse vector of each of `rows`, as `embed_sparse` does. `max_values` is the
+    number of values to keep, None for all."""
+    is_m3 = runtime.info.architecture == M3_EMBEDDING
+
+    def read(row: Row, outputs: dict[str, np.ndarray]) -> list[JsonObject]:
+        values = term_weights(runtime, row, outputs) if is_m3 else outputs["sentence_embedding"]
+        return sparse_vector(values, max_values)
+
+    return run_rows(runtime, rows, read)
+
+
+def term_weights(runtime: TextModel, row: Row, outputs: dict[str, np.ndarray]) -> np.ndarray:
+    """Return the weight of each entry of the vocabulary (V,) in a row of BGE-M3: the largest of its
+    tokens, or 0. Special tokens have none."""
+    weights = np.zeros(runtime.info.config["vocab_size"], np.float32)
+    of_tokens = runtime.token_heads.weights(outputs["last_hidden_state"])
+    np.maximum.at(weights, row.ids, of_tokens[:, 0])
+    special = map(runtime.tokenizer_settings.special_tokens.get, WEIGHTLESS)
+    weights[[id for id in special if id is not None]] = 0
+    return weights
+
+
+def sparse_vector(values: np.ndarray, max_values: int | None) -> list[JsonObject]:
+    """Return the `max_values` largest of `values` (V,) that are not 0, as `embed_sparse` does."""
+    indices = np.flatnonzero(values)
+    best = np.argsort(-values[indices], kind="stable")[:max_values]
+    indices = np.sort(indices[best])
+    pairs = zip(indices.tolist(), values[indices].tolist())
+    return [{"index": index, "value": value} for index, value in pairs]
+
+
+def embed_multi_vector(
+    runtime: TextModel,
+    texts: Sequence[str],
+    /,
+    prompt_name: str | None = None,
+    prompt: str | None = None,
+) -> list[np.ndarray]:
+    """Return the vectors (S - 1, E) of each text, float32 and of length 1, as `colbert_vecs` of
+    FlagEmbedding. They belong to its S tokens, special tokens included, without the first.
+
+    The score of a query and a text is the mean over the query's vectors of the largest product with
+    a vector of the text: `(query @ text.T).max(axis=1).mean()`.
+
+    `texts`, `prompt_name` and `prompt` are those of `embed`.
+
+    Raises:
+        UsageError: if `prompt_name` is unknown, or if both a prompt and a name are set.
+        ValueError: if the export is no BGE-M3, or a text is a pair or has no tokens.
+    """
+    require(runtime, EMBED_MULTI_VECTOR)
+    rows, _ = prompted_rows(runtime, texts, prompt_name, prompt)
+    vectors = runtime.token_heads.vectors
+    return run_rows(
+        runtime, rows, lambda row, outputs: normalize(vectors(outputs["last_hidden_state"][1:]))
+    )
 
 
 # --------------------------------------------------------------------------------------- as JSON
@@ -338,4 +437,5 @@ PIPELINES = {
         token_states, TEXT, lambda states, row, options: [states.tolist()]
     ),
     "sentence-similarity": TaskCall(compare_sentences, ("source_sentence", "sentences")),
+    "multi-vector": TaskCall(embed_multi_vector, TEXT),
 }

@@ -34,31 +34,35 @@ def generate_rows(
         are_aligned: True for each row whose results have alignments; by default none has.
         unknown_token: token whose results have alignments too.
     """
+    count = len(rows)
     if seeds is None:
-        seeds = row_seeds(options[0].seed, len(rows))
-    prefixes, aligned = prefixes or [[]] * len(rows), are_aligned or [False] * len(rows)
+        seeds = row_seeds(options[0].seed, count) or [None] * count
+    prefixes, are_aligned = prefixes or [[]] * count, are_aligned or [False] * count
     kinds: dict[tuple[int, int], list[int]] = {}
-    for row, (prefix, shared) in enumerate(zip(prefixes, options, strict=True)):
-        kinds.setdefault((len(prefix), id(shared)), []).append(row)
+    for row in range(count):
+        kinds.setdefault((len(prefixes[row]), id(options[row])), []).append(row)
     by_row: dict[int, list[Generated]] = {}
     for (length, _), indices in kinds.items():
         shared = options[indices[0]]
         first = runtime.languages.first_tokens(shared)
         starts = np.array([first + prefixes[row] for row in indices]) if length else None
         padded = runtime.batch([rows[row] for row in indices])
-        of_rows = None if seeds is None else [seeds[row] for row in indices]
-        inputs = runtime.runtime.inputs(*padded, starts, shared, is_scored, of_rows)
-        if any(aligned) or unknown_token is not None:
-            inputs = [
-                dataclasses.replace(of_row, is_aligned=aligned[row], unknown_token=unknown_token)
-                for row, of_row in zip(indices, inputs, strict=True)
-            ]
+        inputs = [
+            dataclasses.replace(
+                checked,
+                seed=seeds[row],
+                is_aligned=are_aligned[row],
+                unknown_token=unknown_token,
+            )
+            for row, checked in zip(
+                indices, runtime.runtime.inputs(*padded, starts, shared, is_scored), strict=True
+            )
+        ]
         results = runtime.runtime.sequences(inputs)
         for row, of_row, sequences in zip(indices, inputs, results, strict=True):
-            by_row[row] = sequences
-            if of_row.source and (prefix := of_row.prompt[1:]):
-                by_row[row] = [
-                    dataclasses.replace(sequence, tokens=[*prefix, *sequence.tokens])
-                    for sequence in sequences
-                ]
-    return [result for row in range(len(rows)) for result in by_row[row]]
+            prefix = of_row.prompt[1:] if of_row.source else []
+            by_row[row] = [
+                dataclasses.replace(sequence, tokens=[*prefix, *sequence.tokens])
+                for sequence in sequences
+            ]
+    return [result for row in range(count) for result in by_row[row]]

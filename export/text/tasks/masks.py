@@ -11,7 +11,7 @@ from tokenizers import Encoding
 from ...errors import UsageError
 from ...heads import FILL_MASK, TEXT
 from ...inference.export_info import TOKENIZER_CONFIG
-from ..checks import check_count, check_texts, with_names
+from ..checks import check_count, check_texts, is_strings, with_names
 from ..scores import softmax
 from ..text_model import TextModel
 from .rows import decode, encode_texts, require, run_rows
@@ -108,7 +108,7 @@ def fillings(
 
 def target_ids(runtime: TextModel, targets: object) -> list[int]:
     names = [targets] if isinstance(targets, str) else targets
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+    if not is_strings(names):
         raise UsageError(
             f"targets is {reprlib.repr(targets)}, expected a string or a list of strings"
         )

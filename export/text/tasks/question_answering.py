@@ -10,7 +10,7 @@ from tokenizers import Encoding
 from ...errors import UsageError
 from ...heads import ANSWER, QUESTION
 from ...shared.answer_spans import Window, find_answers, read_window
-from ..checks import check_count, check_flags, check_list, check_text
+from ..checks import check_count, check_flags, check_texts
 from ..text_model import TextModel
 from .rows import MAX_WINDOWS, Cut, check_windows, encode_texts, require, run_windows
 from .task import JsonObject, TaskCall
@@ -101,21 +101,13 @@ def window_sizes(
 
 
 def check_examples(questions: object, contexts: object) -> list[tuple[str, str]]:
-    columns = []
-    for name, values in (("question", questions), ("context", contexts)):
-        texts = check_list(values, "strings", f"{name}s")
-        columns.append(
-            [
-                check_text(text, f"{name} {index} of {len(texts)}")
-                for index, text in enumerate(texts)
-            ]
-        )
-    if len(columns[0]) != len(columns[1]):
+    first, second = check_texts(questions, "question"), check_texts(contexts, "context")
+    if len(first) != len(second):
         raise ValueError(
-            f"{len(columns[0])} questions and {len(columns[1])} contexts, expected one context "
-            "for each question"
+            f"{len(first)} questions and {len(second)} contexts, expected one context for each "
+            "question"
         )
-    return list(zip(*columns, strict=True))
+    return list(zip(first, second))
 
 
 def context_sequence(runtime: TextModel) -> int:

@@ -16,7 +16,7 @@ from ...inference.inputs import (
     num_positions,
     pad_sequences,
 )
-from ..checks import Pair, TokenizerErrors
+from ..checks import Pair, TokenizerErrors, with_names
 from ..text_model import TextModel
 
 MAX_WINDOWS = 2000  # of a text in a request
@@ -137,25 +137,19 @@ def run_rows(
             `Runtime.outputs`.
     """
     model, info = runtime.runtime, runtime.info
-    for position, row in enumerate(rows):
-        name = names[position] if names else f"text {position} of {len(rows)}"
+    for row, name in zip(rows, names or [name for _, name in with_names(rows)]):
         check_row(row.ids, name, info.config)
+    arrays = [*pad_sequences([row.ids for row in rows], info.config.get("pad_token_id"))]
+    if runtime.tokenizer_settings.has_types:
+        arrays.append(pad_sequences([row.type_ids for row in rows], 0)[0])
+    tensors = info.specs["encoder"].outputs
+    per_token = {tensor.name for tensor in tensors if tensor.shape[1:2] == ("source_length",)}
     results: list[Any] = [None] * len(rows)
-    ids, mask = pad_sequences([row.ids for row in rows], info.config.get("pad_token_id"))
-    types = (
-        pad_sequences([row.type_ids for row in rows], 0)[0]
-        if runtime.tokenizer_settings.has_types
-        else None
-    )
-    spec = info.specs["encoder"]
-    per_token = {tensor.name for tensor in spec.outputs if tensor.shape[1:2] == ("source_length",)}
-    for indices, length in bucket_by_length(mask, model.max_tokens):
-        arrays = [
-            None if array is None else array[indices, :length] for array in (ids, mask, types)
-        ]
+    for indices, length in bucket_by_length(arrays[1], model.max_tokens):
+        batch = [array[indices, :length] for array in arrays]
         if HEADS[info.architecture].reads == READS_CHOICES:
-            arrays = [None if array is None else array[:, None] for array in arrays]
-        outputs = model.outputs(*arrays)
+            batch = [array[:, None] for array in batch]
+        outputs = model.outputs(*batch)
         for position, index in enumerate(indices.tolist()):
             size = len(rows[index].ids)
             row_outputs = {

@@ -9,7 +9,7 @@ from ...errors import UsageError
 from ...inference.export_info import ExportInfo
 from ...specs.alignment import ROLE as ALIGNMENT
 from ..alignments import Alignment, diagonal_alignment, moved
-from ..checks import check_choice, check_flags
+from ..checks import check_choice, check_flags, is_strings
 from ..markup import MarkedText, kept_texts
 from ..markup_html import html_texts
 from ..markup_places import with_marks
@@ -284,7 +284,7 @@ def checked_pattern(keep: Keep) -> str | None:
                 f"keep is {keep!r:.60}, expected a regular expression: {error}", "keep"
             ) from None
         return f"(?:{keep})"
-    if isinstance(keep, list | tuple) and all(isinstance(text, str) and text for text in keep):
+    if is_strings(keep) and all(keep):
         return any_text(keep)
     raise UsageError(
         f"keep is {keep!r:.60}, expected True, a regular expression, or a list of strings that are "

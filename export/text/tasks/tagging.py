@@ -9,7 +9,7 @@ from tokenizers import Encoding
 
 from ...errors import UsageError
 from ...heads import TAG, TEXT
-from ..checks import check_choice, check_count, check_strings, with_names
+from ..checks import check_choice, check_count, check_strings, is_strings, with_names
 from ..scores import softmax
 from ..text_model import TextModel
 from .rows import (
@@ -98,7 +98,7 @@ def tag(
 
 
 def check_ignored(labels: object) -> None:
-    if not isinstance(labels, list | tuple) or not all(isinstance(label, str) for label in labels):
+    if not is_strings(labels):
         raise UsageError(
             f"ignore_labels is {reprlib.repr(labels)}, expected a list of strings", "ignore_labels"
         )
