@@ -97,7 +97,7 @@ class PredictionWorker:
             # not before, as Ray tries again what fails while a worker starts
             if self.predictions is None:
                 self.predictions = self.recipe.make()
-            result = compute(self.predictions, rows, first, lambda count: None)
+            result = compute(self.predictions, rows, first)
         except (OSError, ValueError, MemoryError, ImportError) as error:
             result = error
         return pack((shard_id, result))

@@ -21,7 +21,10 @@ class Results(NamedTuple):
 
 
 def compute(
-    predictions: Predictions, rows: Sequence[Row], first: int, update: Callable[[int], object]
+    predictions: Predictions,
+    rows: Sequence[Row],
+    first: int,
+    update: Callable[[int], object] = lambda count: None,
 ) -> Results:
     """Return the results of `rows`, which are the lines from the number `first` (from 0) on.
 

@@ -2,6 +2,7 @@
 earlier call completed are kept."""
 
 import contextlib
+import functools
 import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -74,10 +75,8 @@ class Runner:
         for name, expected in OF_TEXTS.items():
             if self.predictions.generates and name in self.predictions.options:
                 raise UsageError(f"{name} has no effect on files of lines: expected {expected}")
-        if self.target_prefix is not None:
-            self.check_target_prefix()
-
-    def check_target_prefix(self) -> None:
+        if self.target_prefix is None:
+            return
         seen = f"target_prefix is {self.target_prefix}"
         method = self.predictions.kind.method
         if method != "generate":
@@ -113,14 +112,26 @@ class Runner:
 
     def printed(self, shards: Iterator[Shard], unit: str) -> Iterator[str]:
         for shard in shards:
-            rows = shard.rows()
-            self.check_bad(rows_with_faults(shard, rows), unit)
-            results = compute(self.predictions, rows, shard.first, lambda count: None)
-            self.check_bad(results.bad, unit)
+            run = functools.partial(compute, self.predictions, first=shard.first)
+            rows, results = self.results(shard, unit, run)
             for message in (*bad_messages(results.bad, unit), *results.warnings):
                 warnings.warn(message, stacklevel=1)
             assert isinstance(shard.format, Lines)
             yield b"".join(shard.format.lines(shard, rows, results.values)).decode()
+
+    def results(
+        self, shard: Shard, unit: str, run: Callable[[list[Row]], Results]
+    ) -> tuple[list[Row], Results]:
+        """Return the rows of `shard` and their results, which `run` computes.
+
+        `unit` is what errors call a line. Raises ValueError for a bad line unless they are skipped.
+        """
+        rows = shard.rows()
+        faults = [(number, row.fault) for number, row in enumerate(rows, shard.first) if row.fault]
+        self.check_bad(faults, unit)
+        results = run(rows)
+        self.check_bad(results.bad, unit)
+        return rows, results
 
     def check_bad(self, bad: Sequence[tuple[int, str]], unit: str) -> None:
         """Raise ValueError for the first of the bad lines, unless they are skipped. `bad` has
@@ -347,10 +358,9 @@ class File:
             self.runner.check_bad(facts["bad"], unit)
             skip(bar, len(shard))
             return facts
-        rows = shard.rows()
-        self.runner.check_bad(rows_with_faults(shard, rows), unit)
-        results = self.work(self.number, shard, rows, bar)
-        self.runner.check_bad(results.bad, unit)
+        rows, results = self.runner.results(
+            shard, unit, lambda rows: self.work(self.number, shard, rows, bar)
+        )
         facts = {
             "input": shard.digest,
             "bad": results.bad,
@@ -362,16 +372,6 @@ class File:
         with self.output.new(shard.number, facts) as file:
             shard.format.write(file, shard, rows, results.values)
         return facts
-
-
-def rows_with_faults(shard: Shard, rows: Sequence[Row]) -> list[tuple[int, str]]:
-    """Return (line number, fault) of each of `rows` that cannot be read.
-
-    `rows` are all rows of `shard`. Lines are counted from 0, from the start of the file.
-    """
-    return [
-        (number, row.fault) for number, row in enumerate(rows, shard.first) if row.fault is not None
-    ]
 
 
 def bad_messages(bad: Iterable[tuple[int, str]], unit: str) -> Iterator[str]:

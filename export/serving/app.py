@@ -34,7 +34,7 @@ MODEL_PREFIX = "/models/{model}"
 MODEL_IN_PATH = re.compile(r"^/models/([^/]+)(?=/|$)")
 MAX_ERROR_LENGTH = 1000  # characters of an error
 TOO_NESTED = "the body is nested too deeply, expected fewer levels of brackets"
-NO_PROTOCOL = Protocol("operations", health.router)  # of paths that no protocol has
+NO_PROTOCOL = Protocol(health.router)  # of paths that no protocol has
 # modules that write responses; a ValueError from them is not the fault of the request
 RENDERING = ("json.encoder", "starlette.responses", "fastapi.routing", "fastapi.encoders")
 

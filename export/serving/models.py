@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ..engine.encoder import MAX_WAITING, EncoderScheduler
 from ..engine.forking import trim_heap
@@ -48,16 +48,13 @@ class OpenModel(NamedTuple):
     Attributes:
         plan: the plan by which it was opened.
         runtime: a `TextRuntime` or an `ImageRuntime`.
-        scheduler: runs generation; None for encoders.
-        encoder: batches the calls of encoders, see `batched`; None for a model
-            that generates.
+        backend: runs generation, or batches the calls of an encoder, see `batched`.
         free: closes the model and frees its memory. No request may use it then.
     """
 
     plan: ModelPlan
     runtime: Any
-    scheduler: Client | None = None
-    encoder: EncoderScheduler | None = None
+    backend: Client | EncoderScheduler | None = None
     free: Callable[[], Awaitable[None]] | None = None
 
 
@@ -65,7 +62,7 @@ class ServedModel:
     """A model of the server by its `name`: an export that is loaded and unloaded while the server
     runs.
 
-    `runtime`, `scheduler` and `encoder` are those of `OpenModel`, all None while it is not loaded.
+    `runtime` and `backend` are those of `OpenModel`, both None while it is not loaded.
 
     Args:
         name: the name of the model in requests.
@@ -83,8 +80,7 @@ class ServedModel:
     """
 
     runtime: Any = None
-    scheduler: Client | None = None
-    encoder: EncoderScheduler | None = None
+    backend: Client | EncoderScheduler | None = None
 
     def __init__(
         self,
@@ -155,7 +151,7 @@ class ServedModel:
 
     def put(self, opened: OpenModel) -> None:
         """Use the model that is `opened`."""
-        self.plan, self.runtime, self.scheduler, self.encoder, self._free = opened
+        self.plan, self.runtime, self.backend, self._free = opened
         self.state, self.used_at = READY, time.monotonic()
 
     def _start(self, state: str, change: Coroutine[Any, Any, Exception | None]) -> None:
@@ -195,7 +191,7 @@ class ServedModel:
         except Exception as error:
             return error
         finally:
-            self.runtime = self.scheduler = self.encoder = self._free = None
+            self.runtime = self.backend = self._free = None
             await asyncio.to_thread(trim_heap)
             self.state = UNLOADED
         return None
@@ -212,14 +208,9 @@ class ServedModel:
         that generates, nothing is limited and `rows` has no effect. Errors of `function` are raised
         unchanged.
         """
-        if self.encoder is None:
+        if self.info.generates:
             return await asyncio.to_thread(function, *args, **options)
         return await self.encoder.call(rows, function, *args, **options)
-
-    @property
-    def backend(self) -> Client | EncoderScheduler | None:
-        """Scheduler that runs the model's requests: `scheduler` or `encoder`."""
-        return self.scheduler or self.encoder
 
     @property
     def waiting(self) -> int:
@@ -233,9 +224,13 @@ class ServedModel:
 
     @property
     def client(self) -> Client:
-        """Scheduler of a loaded model that generates."""
-        assert self.scheduler is not None
-        return self.scheduler
+        """The backend of a loaded model that generates."""
+        return cast(Client, self.backend)
+
+    @property
+    def encoder(self) -> EncoderScheduler:
+        """The backend of a loaded model that does not generate."""
+        return cast(EncoderScheduler, self.backend)
 
     @property
     def admission(self) -> Admission:
@@ -244,10 +239,7 @@ class ServedModel:
 
     def describe(self) -> str:
         """Return one line about workers, and slots or batches, for the log."""
-        if self.scheduler is not None:
-            return self.admission.describe()
-        assert self.encoder is not None  # a model without a scheduler has an encoder
-        return self.encoder.describe()
+        return (self.admission if self.info.generates else self.encoder).describe()
 
     # ------------------------------------------------------------------------ whether loaded or not
 

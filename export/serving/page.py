@@ -220,4 +220,4 @@ async def stream_text(
         yield rest
 
 
-PROTOCOL = Protocol("page", router, public_paths=frozenset({"/"}))
+PROTOCOL = Protocol(router, public_paths=frozenset({"/"}))

@@ -93,44 +93,35 @@ class Server:
         self.service, self.settings = service, service.settings
         if service.process is not None:
             service.process.failed = self.fail
+        settings = self.settings
+        allowed = available_connections(settings.connections)
+        if allowed < settings.connections:
+            service.log.write(
+                "warning",
+                f"the limit of open files allows {allowed} connections, expected "
+                f"{settings.connections} as set by --connections",
+            )
         self.connections = Connections(
-            self.most_connections(),
-            self.settings.header_timeout,
-            self.settings.timeout,
-            service.changed.set,
+            allowed, settings.header_timeout, settings.timeout, service.changed.set
         )
-        self.uvicorn = UvicornServer(self.config())
+        self.uvicorn = UvicornServer(
+            uvicorn.Config(
+                service.app,
+                # uvicorn accepts any callable that returns a protocol
+                http=self.connections.open,  # type: ignore[arg-type]
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=math.ceil(settings.header_timeout),
+                timeout_graceful_shutdown=SHUTDOWN_TIMEOUT,
+            )
+        )
         self.stopping = asyncio.Event()
         self.gave_up = False  # True if requests did not finish before the end of `drain`
         self.error: Exception | None = None  # the error that stopped the server
-
-    def most_connections(self) -> int:
-        """Return the maximum number of connections that the settings and the system allow. Log a
-        warning if the system allows fewer."""
-        requested = self.settings.connections
-        allowed = available_connections(requested)
-        if allowed < requested:
-            self.service.log.write(
-                "warning",
-                f"the limit of open files allows {allowed} connections, expected {requested} as "
-                f"set by --connections",
-            )
-        return allowed
-
-    def config(self) -> uvicorn.Config:
-        return uvicorn.Config(
-            self.service.app,
-            # uvicorn accepts any callable that returns a protocol
-            http=self.connections.open,  # type: ignore[arg-type]
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=math.ceil(self.settings.header_timeout),
-            timeout_graceful_shutdown=SHUTDOWN_TIMEOUT,
-        )
 
     async def run(self, listener: socket.socket) -> None:
         """Run the server with the socket `listener` until it is stopped.

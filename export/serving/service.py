@@ -134,7 +134,7 @@ async def open_model(
     except BaseException:
         await free()
         raise
-    return OpenModel(plan, runtime, client, free=free)
+    return OpenModel(plan, runtime, client, free)
 
 
 async def open_encoder(
@@ -158,7 +158,7 @@ async def open_encoder(
         encoder.free()
         runtime.close()
 
-    return OpenModel(plan, runtime, encoder=encoder, free=functools.partial(in_thread, close))
+    return OpenModel(plan, runtime, encoder, functools.partial(in_thread, close))
 
 
 def limit_workers(arranged: Arrangement, info: ExportInfo, settings: Settings) -> Arrangement:

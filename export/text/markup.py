@@ -232,7 +232,8 @@ class MarkedTextBuilder:
         opened = self.open.pop()
         element = opened.element
         element.end, element.closing = self.length, closing
-        content = "" if self.num_words > opened.num_words else self.text_after(opened)
+        has_words = self.num_words > opened.num_words
+        content = "" if has_words else "".join(self.pieces[opened.num_pieces :])
         if element.end == element.start:
             kinds = [mark.kind for mark in element.marks if isinstance(mark, Atom)]
             self.replace_element(opened, raw, max(kinds, default=HIDDEN))
@@ -242,10 +243,6 @@ class MarkedTextBuilder:
             self.replace_element(opened, raw, WORD)
             if not opened.space and following.isalpha():
                 self.complete_word()
-
-    def text_after(self, opened: OpenElement) -> str:
-        """Return the text since the start of the element `opened`."""
-        return "".join(self.pieces[opened.num_pieces :])
 
     def touches_word(self, opened: OpenElement, content: str, following: str) -> bool:
         """Return True if the `content` of the element `opened` touches a word, of which it may be a

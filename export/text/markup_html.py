@@ -65,8 +65,6 @@ ENDED_BY = {
 
 
 TEXT, OPEN, CLOSE, ATOM, BREAK = "text", "open", "close", "atom", "break"
-# tags of elements that end after the phrase, or began before it
-LOOSE_OPEN, LOOSE_CLOSE = "loose open", "loose close"
 
 
 class Token(NamedTuple):
@@ -149,32 +147,31 @@ def markup_at(html: str, start: int, elements: "Elements") -> Token:
     Tags open and close elements in `elements`. A raw element such as a script is one token.
     """
     translate = elements.translate
-    if html.startswith("<!--", start):
-        match = COMMENT.match(html, start)
-    elif (match := TAG.match(html, start)) is None:
-        match = OTHER.match(html, start)
-    elif match["end"]:
-        elements.close(match["name"].lower())
-        return Token(start, match.end(), CLOSE, match["name"].lower(), translate)
-    else:
-        name = match["name"].lower()
-        if name in RAW:
-            ending = re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE).search(html, match.end())
-            match = TAG.match(html, ending.start()) if ending else None
-            return Token(start, match.end() if match else len(html), ATOM, name, translate)
-        is_open = elements.open(name, match["rest"])
-        kind = OPEN if is_open else ATOM
-        return Token(start, match.end(), kind, name, elements.translate)
-    return Token(start, match.end() if match else len(html), ATOM, "", translate)
+    tag = TAG.match(html, start)
+    if tag is None:
+        match = (COMMENT if html.startswith("<!--", start) else OTHER).match(html, start)
+        return Token(start, match.end() if match else len(html), ATOM, "", translate)
+    name = tag["name"].lower()
+    if tag["end"]:
+        elements.close(name)
+        return Token(start, tag.end(), CLOSE, name, translate)
+    if name in RAW:
+        ending = re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE).search(html, tag.end())
+        match = TAG.match(html, ending.start()) if ending else None
+        return Token(start, match.end() if match else len(html), ATOM, name, translate)
+    kind = OPEN if elements.open(name, tag["rest"]) else ATOM
+    return Token(start, tag.end(), kind, name, elements.translate)
 
 
 def phrase_texts(html: str, tokens: list[Token], keep: re.Pattern | None) -> list[str | MarkedText]:
     """Return the parts of the `tokens` of a phrase: what stays before its text, the text, and what
     stays after it. A phrase without letters is a string."""
     first, last = tokens[0].start, tokens[-1].end
-    tokens = without_edges(html, nested(tokens))
-    if not tokens:
+    tokens = nested(tokens)
+    inner = [number for number, token in enumerate(tokens) if is_inner(html, token)]
+    if not inner:
         return [html[first:last]]
+    tokens = tokens[inner[0] : inner[-1] + 1]
     start, end = tokens[0].start, tokens[-1].end
     if tokens[0].kind == TEXT:
         start = end - len(html[start:end].lstrip(SPACE))
@@ -187,47 +184,39 @@ def phrase_texts(html: str, tokens: list[Token], keep: re.Pattern | None) -> lis
 
 
 def nested(tokens: Sequence[Token]) -> list[Token]:
-    """Return `tokens`, those of a phrase, with loose tags of elements that are not complete in it.
-
-    A tag that does not nest, or is in more than `MAX_DEPTH` elements, becomes an atom.
-    """
-    open_tags: list[int] = []
+    """Return `tokens`, those of a phrase. Tags of elements that end after the phrase, or began
+    before it, have no name. A tag that does not nest, or is in more than `MAX_DEPTH` elements, is
+    an atom."""
+    result = [
+        token if token.kind in (TEXT, ATOM) else token._replace(kind=ATOM, name="")
+        for token in tokens
+    ]
     counts: Counter[str] = Counter()
-    kinds = [token.kind if token.kind in (TEXT, ATOM) else "" for token in tokens]
-    ends = []  # numbers of end tags without a start tag
+    starts: list[int] = []  # numbers of start tags without an end tag so far
+    ends: list[int] = []  # numbers of end tags without a start tag
     for number, token in enumerate(tokens):
         if token.kind == OPEN:
-            open_tags.append(number)
+            starts.append(number)
             counts[token.name] += 1
         elif token.kind == CLOSE and counts[token.name]:
-            while tokens[inner := open_tags.pop()].name != token.name:
+            while tokens[inner := starts.pop()].name != token.name:
                 counts[tokens[inner].name] -= 1
             counts[token.name] -= 1
-            if len(open_tags) < MAX_DEPTH:
-                kinds[inner], kinds[number] = OPEN, CLOSE
+            if len(starts) < MAX_DEPTH:
+                result[inner], result[number] = tokens[inner], token
         elif token.kind == CLOSE:
             ends.append(number)
-    kinds_of_loose = ((open_tags[:MAX_DEPTH], LOOSE_OPEN), (ends[-MAX_DEPTH:], LOOSE_CLOSE))
-    for numbers, kind in kinds_of_loose:
-        for number in numbers:
-            kinds[number] = kind
-    return [
-        token._replace(kind=kind) if kind else token._replace(kind=ATOM, name="")
-        for token, kind in zip(tokens, kinds)
-    ]
-
-
-def without_edges(html: str, tokens: list[Token]) -> list[Token]:
-    """Return `tokens` without what stays at both ends: white space, loose tags, and atoms that are
-    no words."""
-    inner = [number for number, token in enumerate(tokens) if is_inner(html, token)]
-    return tokens[inner[0] : inner[-1] + 1] if inner else []
+    for number in (*starts[:MAX_DEPTH], *ends[-MAX_DEPTH:]):
+        result[number] = tokens[number]._replace(name="")
+    return result
 
 
 def is_inner(html: str, token: Token) -> bool:
+    """Return False for what stays at both ends of a phrase: white space, tags of elements that are
+    not complete in it, and atoms that are no words."""
     if token.kind == TEXT:
         return bool(html[token.start : token.end].strip(SPACE))
-    return token.kind in (OPEN, CLOSE) or (token.kind == ATOM and KINDS.get(token.name) == WORD)
+    return KINDS.get(token.name) == WORD if token.kind == ATOM else token.name != ""
 
 
 def marked_text(
@@ -237,8 +226,7 @@ def marked_text(
     texts = [html[token.start : token.end] for token in tokens if token.kind == TEXT]
     escape = escaper("".join(texts))
     builder = MarkedTextBuilder(keep, escape)
-    first, last = tokens[0].start, tokens[-1].end
-    starts = [first for token in tokens if token.kind == LOOSE_CLOSE]
+    starts = [tokens[0].start for token in tokens if token.kind == CLOSE and not token.name]
     for _ in starts:
         builder.open_element("")
     for token, following in zip(tokens, [*tokens[1:], None]):
@@ -247,7 +235,7 @@ def marked_text(
             builder.add_text(SPACES.sub(" ", unescape(text)))
         elif token.kind == ATOM:
             builder.add_atom(text, KINDS.get(token.name, IMAGE))
-        elif token.kind in (OPEN, LOOSE_OPEN):
+        elif token.kind == OPEN:
             starts.append(token.start)
             builder.open_element(text)
         else:
@@ -255,7 +243,7 @@ def marked_text(
             next_character = html[token.end] if has_text else ""
             builder.close_element(text, html[starts.pop() : token.end], next_character)
     while starts:
-        builder.close_element("", html[starts.pop() : last], "")
+        builder.close_element("", html[starts.pop() : tokens[-1].end], "")
     return MarkedText(builder.text, builder.marks, raw, escape)
 
 

@@ -54,7 +54,9 @@ class Placement:
         self.blocks: list[Block] = []
         num_source = num_target = 0
         for alignment in alignments:
-            shares = word_shares(alignment.weights)
+            # squares, so heads that look everywhere do not blur those that do not
+            squares = (alignment.weights + 1e-6) ** 2
+            shares = squares / squares.sum(axis=1, keepdims=True)
             self.blocks.append(Block(num_source, num_target, shares))
             num_target, num_source = num_target + shares.shape[0], num_source + shares.shape[1]
 
@@ -208,13 +210,6 @@ def first_content(mark: Mark) -> str:
     return mark.raw + (" " if is_spaced and mark.has_space_after else "")
 
 
-def word_shares(weights: np.ndarray) -> np.ndarray:
-    """Return the share (T, S) of each source word in each target word. The `weights` are squared,
-    so heads that look everywhere do not blur those that do not."""
-    squares = (weights + 1e-6) ** 2
-    return squares / squares.sum(axis=1, keepdims=True)
-
-
 def separate_runs(gains: dict[int, Gains], within: Run) -> dict[int, Run]:
     """Return the run of each number of `gains` in the run `within`. Runs do not overlap. Those with
     larger sums come first."""
@@ -222,28 +217,25 @@ def separate_runs(gains: dict[int, Gains], within: Run) -> dict[int, Run]:
     is_free = [True] * (high - low)
     queue: list[tuple[float, int, Run]] = []
     runs: dict[int, Run] = {}
+
+    def push(number: int) -> None:
+        """Add the best run of free words, if any is free."""
+        first, values = gains[number]
+        free = is_free[first - low : first - low + len(values)]
+        total, start, end = best_run(values.tolist(), free)
+        if start < end:
+            heapq.heappush(queue, (-total, number, (first + start, first + end)))
+
     for number in gains:
-        push_run(queue, number, gains[number], low, is_free)
+        push(number)
     while queue:
         _, number, (start, end) = heapq.heappop(queue)
         if all(is_free[start - low : end - low]):
             is_free[start - low : end - low] = [False] * (end - start)
             runs[number] = start, end
         else:
-            push_run(queue, number, gains[number], low, is_free)
+            push(number)
     return runs
-
-
-def push_run(
-    queue: list[tuple[float, int, Run]], number: int, gains: Gains, low: int, is_free: list[bool]
-) -> None:
-    """Add the best run of free words, if any is free, for the element `number`. The words of
-    `is_free` begin with `low`."""
-    first, values = gains
-    free = is_free[first - low : first - low + len(values)]
-    total, start, end = best_run(values.tolist(), free)
-    if start < end:
-        heapq.heappush(queue, (-total, number, (first + start, first + end)))
 
 
 def best_run(gains: Sequence[float], is_free: Sequence[bool]) -> tuple[float, int, int]:

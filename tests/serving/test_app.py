@@ -209,7 +209,7 @@ def post_routes():
 
 @pytest.mark.parametrize("protocol, path", post_routes())
 def test_every_protocol_rejects_invalid_json_in_its_format(protocol, path):
-    app = create_protocol_app(protocol.name)
+    app = create_protocol_app(protocol.router.tags[0])
     expected = protocol.error_body(RequestError(400, ""))
 
     async def check():
@@ -231,7 +231,7 @@ def test_json_of_any_encoding_is_read_like_utf8(protocol, path):
     body = json.dumps(dict.fromkeys(FIELDS, "x"))
 
     async def answer(content):
-        async with open_client(create_protocol_app(protocol.name)) as client:
+        async with open_client(create_protocol_app(protocol.router.tags[0])) as client:
             actual = await client.post(path, content=content, headers=JSON)
             return actual.status_code, actual.text
 
@@ -245,7 +245,8 @@ def test_json_of_any_encoding_is_read_like_utf8(protocol, path):
 @functools.cache
 def create_protocol_app(name):
     return create_app(
-        ServedModels({}), tuple(protocol for protocol in PROTOCOLS if protocol.name == name)
+        ServedModels({}),
+        tuple(protocol for protocol in PROTOCOLS if protocol.router.tags[0] == name),
     )
 
 
@@ -284,7 +285,7 @@ VALUES = st.recursive(
 @settings(max_examples=settings.default.max_examples // 3)
 @given(body=st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=5) | VALUES)
 def test_random_json_never_causes_server_error(protocol, path, body):
-    app = create_protocol_app(protocol.name)
+    app = create_protocol_app(protocol.router.tags[0])
 
     async def check():
         async with open_client(app) as client:

@@ -292,7 +292,7 @@ def test_unload_waits_for_stream_and_later_requests_load_again(exports):
     poet = {"poet": exports["poet"]}
     with serving(poet, workers=1) as server, ThreadPoolExecutor(2) as pool:
         model = model_of(server, "poet")
-        engine = model.scheduler.engine
+        engine = model.client.engine
         batch, step = engine.workers[0].batch, engine.workers[0].batch.step
         batch.step = lambda: time.sleep(0.05) or step()
         with server.client.stream("POST", "/v1/completions", json=body) as stream:
@@ -310,7 +310,7 @@ def test_unload_waits_for_stream_and_later_requests_load_again(exports):
         assert unload.result().status_code == 200
         streamed = "".join(json.loads(line[6:])["choices"][0]["text"] for line in events[:-1])
         assert later.result().json()["choices"][0]["text"] == streamed
-        assert model.scheduler.engine is not engine and engine.workers == []
+        assert model.client.engine is not engine and engine.workers == []
 
 
 def test_failed_load_is_one_line_and_the_model_loads_later(exports, tmp_path):
@@ -449,7 +449,7 @@ def test_cancelled_and_failing_changes_leave_a_usable_model():
             opened.set()
             raise OSError("no file")
         await asyncio.sleep(0.05)
-        return (None,) * 5
+        return (None,) * 4
 
     async def run():
         model = ServedModel("a", None, open_once, lambda model, seconds: None)

@@ -57,7 +57,7 @@ def server(exported, tmp_path_factory):
         result.exports = exports
         yield result
     for model in generators.values():
-        model.scheduler.close()
+        model.client.close()
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ def served(exported_for, tmp_path_factory):
     )
     yield ServedModels({**result, "reader": loaded_model("reader", reader)})
     for model in result.values():
-        model.scheduler.close()
+        model.client.close()
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +178,7 @@ def test_translator_without_an_alignment_graph_streams_its_text_only(served):
     pair = served.models["pair"]
     specs = {role: spec for role, spec in pair.info.specs.items() if role != "alignment"}
     info = dataclasses.replace(pair.info, specs=specs)
-    lacking = loaded_model("pair", pair.runtime, pair.scheduler, [("en", "de")])
+    lacking = loaded_model("pair", pair.runtime, pair.client, [("en", "de")])
     lacking.plan = dataclasses.replace(lacking.plan, info=info)
     other_app = create_app(ServedModels({"pair": lacking}), (page.PROTOCOL,))
     answer = ask(other_app, "POST", "/page/stream", text=TEXT, source="en", target="de")
@@ -226,7 +226,7 @@ class FailingEngine:
     """An engine that streams two tokens and then fails. `closed` is True after its stream ended."""
 
     def __init__(self, served):
-        self.admission, self.closed = served.scheduler.admission, False
+        self.admission, self.closed = served.client.admission, False
 
     async def stream(self, job, results):
         try:
@@ -258,4 +258,4 @@ def test_disconnected_client_closes_stream(served):
             await anext(event_stream)
 
     asyncio.run(read_two_events())
-    assert model.scheduler.closed
+    assert model.client.closed

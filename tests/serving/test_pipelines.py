@@ -356,7 +356,7 @@ def generators(tmp_path_factory):
         server.server.service.models.models.update(models)
         yield made, server.url
     for model in models.values():
-        model.scheduler.close()
+        model.client.close()
 
 
 @pytest.mark.slow

@@ -124,7 +124,7 @@ def app(exported_for, tmp_path_factory):
         result[name] = loaded_model(name, *text_client(export, slots=4), languages)
     yield create_app(ServedModels(result), PROTOCOLS)
     for model in result.values():
-        model.scheduler.close()
+        model.client.close()
 
 
 @st.composite

@@ -92,7 +92,6 @@ async def fail(name: str) -> JSONResponse:
 
 
 PROTOCOL = Protocol(
-    "stub",
     router,
     lambda error: {"stub": {"status": error.status, "message": error.message}},
     validation=422,

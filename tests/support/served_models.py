@@ -37,7 +37,7 @@ def loaded_model(name, runtime, scheduler=None, given=(), encoder=None):
     created = int(runtime.info.directory.stat().st_mtime)
     plan = ModelPlan(runtime.info, Arrangement(2, 1), None, directions, created=created)
     model = ServedModel(name, plan, open=None, changed=None)
-    model.put(OpenModel(plan, runtime, scheduler, encoder))
+    model.put(OpenModel(plan, runtime, scheduler or encoder))
     return model
 
 

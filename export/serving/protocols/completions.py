@@ -1,5 +1,5 @@
 """Completions in the format of OpenAI's `/v1/completions`: incremental text, stop texts and log
-probabilities."""
+probabilities. Offsets of tokens are positions in the returned text."""
 
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
@@ -56,40 +56,6 @@ def overlap_length(text: str, stop: str) -> int:
     )
 
 
-class Logprobs:
-    """Log probabilities of tokens in the format of the API. Offsets are positions in the returned
-    text."""
-
-    def __init__(self, runtime: TextModel):
-        self.name = runtime.token_names
-        self.columns: dict[str, list] = {kind: [] for kind in KINDS}
-
-    def add(self, token: int, known: TokenLogprobs | None, offset: int) -> None:
-        """Add a token at the character `offset`. `known` are its log probabilities, None for the
-        first token of the prompt."""
-        logprob = None if known is None else finite(known.logprob)
-        top = None if known is None else self._top(known)
-        values = (self.name(token), logprob, top, offset)
-        for column, value in zip(self.columns.values(), values, strict=True):
-            column.append(value)
-
-    def _top(self, known: TokenLogprobs) -> dict[str, float]:
-        """Return {token name: log probability} of the top tokens and of the generated token, which
-        are in `known`.
-
-        If two tokens have the same name, the first one counts.
-        """
-        top: dict[str, float] = {}
-        for token, logprob in (*known.top, (known.token, known.logprob)):
-            top.setdefault(self.name(token), finite(logprob))
-        return top
-
-    def take(self) -> dict[str, list]:
-        """Return the columns that were added since the last call, {name of `KINDS`: values}."""
-        columns, self.columns = self.columns, {kind: [] for kind in KINDS}
-        return columns
-
-
 def finite(logprob: float) -> float:
     return logprob if logprob > MIN_LOGPROB else MIN_LOGPROB
 
@@ -102,7 +68,8 @@ class Answer:
         self.detokenizer = runtime.detokenizer()
         self.stops = StopTexts(stops)
         self.length = len(begins)  # length of the text so far, with the characters held back
-        self.logprobs = Logprobs(runtime) if has_logprobs else None
+        self.names = runtime.token_names if has_logprobs else None
+        self.logprobs: list[tuple] = []  # of the tokens since the last part
         self.tokens = 0
         self.finish_reason: str | None = None
 
@@ -110,8 +77,7 @@ class Answer:
         """Return the text that is final after the token of `event`. The last token or a stop text
         sets `finish_reason`."""
         self.tokens += 1
-        if self.logprobs is not None:
-            self.logprobs.add(event.token, event.logprobs, self.length)
+        self.note(event.token, event.logprobs, self.length)
         piece = self.detokenizer.add(event.token)
         if event.finish_reason is not None:
             piece += self.detokenizer.end()
@@ -123,6 +89,26 @@ class Answer:
             self.finish_reason = event.finish_reason
             text += self.stops.held
         return text
+
+    def note(self, token: int, known: TokenLogprobs | None, offset: int) -> None:
+        """Note the log probabilities `known` of a token at the character `offset` of the text, if
+        the answer has any. They are None for the first token of the prompt."""
+        if self.names is None:
+            return
+        if known is None:
+            self.logprobs.append((self.names(token), None, None, offset))
+            return
+        top: dict[str, float] = {}
+        for other, logprob in (*known.top, (known.token, known.logprob)):
+            top.setdefault(self.names(other), finite(logprob))  # the first token of a name counts
+        self.logprobs.append((self.names(token), finite(known.logprob), top, offset))
+
+    def take_logprobs(self) -> dict[str, list] | None:
+        """Return what was noted since the last call as columns, {name of `KINDS`: values}."""
+        if self.names is None:
+            return None
+        rows, self.logprobs = self.logprobs, []
+        return {kind: [row[column] for row in rows] for column, kind in enumerate(KINDS)}
 
 
 @dataclass
@@ -235,22 +221,21 @@ class Completion:
         if not self.begins and known is None:
             return
         for index, answer in enumerate(self.answers):
-            if known is not None and answer.logprobs is not None:
-                self.add_prompt(answer.logprobs, known)
+            if known is not None:
+                self.add_prompt(answer, known)
             yield self.chunk(index, self.begins, None)
 
-    def add_prompt(self, logprobs: Logprobs, known: list[TokenLogprobs]) -> None:
+    def add_prompt(self, answer: Answer, known: list[TokenLogprobs]) -> None:
         detokenizer, offset = self.runtime.detokenizer(), 0
         for token, logprob in zip(self.input.prompt, [None, *known], strict=True):
-            logprobs.add(token, logprob, min(offset, len(self.begins)))
+            answer.note(token, logprob, min(offset, len(self.begins)))
             offset += len(detokenizer.add(token))
 
     def chunk(self, index: int, text: str, finish_reason: str | None) -> Chunk:
-        logprobs = self.answers[index].logprobs
         return {
             "text": text,
             "index": self.first + index,
-            "logprobs": None if logprobs is None else logprobs.take(),
+            "logprobs": self.answers[index].take_logprobs(),
             "finish_reason": finish_reason,
         }
 

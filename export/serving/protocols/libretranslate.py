@@ -413,4 +413,4 @@ async def translate_file() -> None:
 
 # Clients read keyRequired before they have a key, and Mastodon sends no key to /languages.
 PUBLIC_PATHS = frozenset({"/languages", "/frontend/settings"})
-PROTOCOL = Protocol("LibreTranslate", router, public_paths=PUBLIC_PATHS)
+PROTOCOL = Protocol(router, public_paths=PUBLIC_PATHS)

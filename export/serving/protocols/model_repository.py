@@ -13,7 +13,7 @@ from .protocol import Protocol, parse_body, served_models
 from .tensors import VERSION
 
 router = APIRouter(tags=["Open Inference Protocol"])
-PROTOCOL = Protocol("Open Inference Protocol", router)
+PROTOCOL = Protocol(router)
 STATES = {UNLOADED: "UNAVAILABLE", LOADING: "LOADING", READY: "READY", UNLOADING: "UNLOADING"}
 
 

@@ -68,7 +68,7 @@ SCHEMA = {
 }
 BODY = request_body({"application/json": SCHEMA, "application/octet-stream": BINARY})
 
-PROTOCOL = Protocol("Open Inference Protocol", router)
+PROTOCOL = Protocol(router)
 
 
 # ----------------------------------------------------------------------------------- server, models
@@ -211,7 +211,7 @@ async def infer(request: Request, name: str) -> Response:
     parsed = await call_off_loop(
         len(content), parse_request, model, content, request.headers.get(JSON_LENGTH), max_rows
     )
-    if model.encoder is not None:
+    if not model.info.generates:
         return await model.read(parsed.rows, read_and_answer, model, parsed)
     texts = await generate_texts(model, parsed)
     return await call_off_loop(
@@ -266,7 +266,7 @@ def check_widths(model: ServedModel, inputs: dict[str, np.ndarray]) -> None:
     Outputs have the same padding, so wide padding would waste memory. Inputs of a model that
     generates are not checked.
     """
-    if model.encoder is None:
+    if model.info.generates:
         return
     axes = {tensor.name: tensor.shape[-1] for tensor in model.encoder.graph.spec.inputs}
     longest = model.encoder.max_length

@@ -14,8 +14,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from ...engine.inputs import GenerationInput, check_options
-from ...engine.limits import Admission
+from ...engine.inputs import check_options
 from ...engine.loop import Client
 from ...errors import UNKNOWN_PATH, RequestError, TooLong, UsageError
 from ...heads import GENERATE
@@ -24,7 +23,6 @@ from ...text.sentence_modules import normalize
 from ...text.tasks import embedding
 from ...text.tasks.rows import Cut, Row
 from ...text.tasks.task import JsonObject
-from ...text.text_model import TextModel
 from ..app import to_request_error
 from ..generation import call_off_loop
 from ..models import Ability, ServedModel
@@ -91,7 +89,7 @@ def error_body(error: RequestError) -> JsonObject:
     }
 
 
-PROTOCOL = Protocol("OpenAI", router, error_body)
+PROTOCOL = Protocol(router, error_body)
 
 
 # -------------------------------------------------------------------------------------- completions
@@ -155,46 +153,26 @@ def make_completions(
     `stops` are the stop sequences. Raises RequestError, TooLong or UsageError if the model cannot
     run a prompt.
     """
-    return [
-        Completion(
-            model.runtime,
-            admit_prompt(model.admission, place, item, options, body),
-            place * options.num_return_sequences,
-            echoed_text(model.runtime, item) if body.echo else "",
-            stops,
-            body.max_tokens == 0,
+    max_length, new = model.admission.slot_size.length, options.max_new_tokens
+    completions = []
+    for place, (ids, text) in enumerate(prompts):
+        if len(ids) + new - 1 > max_length:  # the last token is not decoded again
+            seen = f"{len(ids)} tokens of the prompt and max_tokens={new}"
+            raise too_long(f"{seen}, expected at most {max_length + 1} in total")
+        admitted = model.admission.admit(
+            ids,
+            options,
+            top_logprobs=body.logprobs,
+            scores_prompt=bool(body.echo) and body.logprobs is not None,
+            place=[place],
         )
-        for place, item in enumerate(prompts)
-    ]
-
-
-def echoed_text(runtime: TextModel, item: CompletionPrompt) -> str:
-    return runtime.decode([item.ids])[0] if item.text is None else item.text
-
-
-def admit_prompt(
-    admission: Admission,
-    place: int,
-    item: CompletionPrompt,
-    options: Options,
-    body: CompletionFields,
-) -> GenerationInput:
-    """Return the generation input of the prompt `item`, whose number in the request is `place`.
-
-    Raises RequestError, TooLong or UsageError if the model cannot run it.
-    """
-    max_length, read, new = admission.slot_size.length, len(item.ids), options.max_new_tokens
-    if read + new - 1 > max_length:  # the last token is not decoded again
-        seen = f"{read} tokens of the prompt and max_tokens={new}"
-        raise too_long(f"{seen}, expected at most {max_length + 1} in total")
-    scores_prompt = bool(body.echo) and body.logprobs is not None
-    return admission.admit(
-        item.ids,
-        options,
-        top_logprobs=body.logprobs,
-        scores_prompt=scores_prompt,
-        place=[place],
-    )
+        echoed = model.runtime.decode([ids])[0] if text is None else text
+        begins = echoed if body.echo else ""
+        first = place * options.num_return_sequences
+        completions.append(
+            Completion(model.runtime, admitted, first, begins, stops, body.max_tokens == 0)
+        )
+    return completions
 
 
 @contextlib.contextmanager

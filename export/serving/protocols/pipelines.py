@@ -70,7 +70,7 @@ class PipelineRequest(BaseModel):
     options: dict[str, Any] | None = Field(None, description="has no effect")
 
 
-PROTOCOL = Protocol("pipelines", router)
+PROTOCOL = Protocol(router)
 BODY = request_body({"application/json": PipelineRequest.model_json_schema(), "image/*": BINARY})
 
 

@@ -52,7 +52,6 @@ class Protocol:
     `validation` is the status of validation errors. GET requests to `public_paths` need no
     token."""
 
-    name: str
     router: APIRouter
     error_body: Callable[[RequestError], JsonObject] = lambda error: {"error": error.message}
     validation: int = 400

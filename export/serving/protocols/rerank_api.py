@@ -63,7 +63,7 @@ def error_body(error: RequestError) -> JsonObject:
     return {"message": error.message, "detail": error.message}
 
 
-PROTOCOL = Protocol("Cohere and Jina", router, error_body)
+PROTOCOL = Protocol(router, error_body)
 
 
 @router.post("/v1/rerank")

@@ -81,7 +81,7 @@ def error_body(error: RequestError) -> JsonObject:
     return {"error": error.message, "error_type": kind}
 
 
-PROTOCOL = Protocol("text-embeddings-inference", router, error_body, validation=422)
+PROTOCOL = Protocol(router, error_body, validation=422)
 
 
 # ---------------------------------------------------------------------------------------- endpoints
@@ -336,7 +336,6 @@ def find_model(request: Request, ability: Ability, name: str | None) -> ServedMo
 def longest(model: ServedModel) -> int:
     """Return the maximum number of tokens of a text that the model reads, including special
     tokens."""
-    assert model.encoder is not None  # a model that is loaded and reads texts
     return cut_length(model, model.encoder.max_length)
 
 
