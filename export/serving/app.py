@@ -24,7 +24,6 @@ from ..errors import (
 )
 from ..text.tasks.task import JsonObject
 from . import health
-from .health import Lifecycle
 from .models import ServedModel, ServedModels
 from .observability import Metrics
 from .protocols.protocol import IN_USE, Protocol, short_repr
@@ -43,22 +42,20 @@ def create_app(
     models: ServedModels,
     protocols: tuple[Protocol, ...],
     settings: Settings | None = None,
-    lifecycle: Lifecycle | None = None,
-    metrics: Metrics | None = None,
 ) -> FastAPI:
     """Return the application with the endpoints of `protocols` for `models`.
 
     The application has no limits and no authorization; `middleware.Frame` adds them around it.
-    `app.state` has `models`, `settings`, `lifecycle` and `metrics`, which the endpoints read.
-    New ones replace those that are None. It also has `errors`, and `needs_token`, which is False.
+    `app.state` has `models`, `settings` (by default those of `Settings`), and new `lifecycle` and
+    `metrics`, which the endpoints read. It also has `errors`, and `needs_token`, which is False.
     """
     app = FastAPI(
         title="vanilla-transformer", docs_url=None, redoc_url=None, redirect_slashes=False
     )
     app.state.models = models
     app.state.settings = settings or Settings()
-    app.state.lifecycle = lifecycle or Lifecycle()
-    app.state.metrics = metrics or Metrics()
+    app.state.lifecycle = health.Lifecycle()
+    app.state.metrics = Metrics()
     app.state.errors = Errors(protocols)
     app.state.needs_token = False
     for router in [*(protocol.router for protocol in protocols), health.router]:

@@ -8,21 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..engine.inputs import Generated, GenerationInput
-from ..engine.limits import Admission
 from ..errors import TooLong
-from ..inference.options import Options
 from ..text.languages import Direction
 from ..text.tasks.alignment import Translation
 from ..text.tasks.segments import TextOptions, check_aligning, plain_text
 from ..text.tasks.translation import (
     Plan,
     decode_texts,
-    join_results,
     make_plan,
-    tokenize,
     unknown_token,
 )
-from ..text_runtime import TextRuntime
 from .models import ServedModel
 
 MAX_INLINE_CHARACTERS = 1000  # about 1 ms of tokenization; longer work leaves the event loop
@@ -73,14 +68,13 @@ class TranslationJob:
     """The plan of a translation, and a generation input for each sentence that is not copied.
     `added` is the number of characters before each text, of the word of a language."""
 
-    runtime: TextRuntime
     plan: Plan
     inputs: list[GenerationInput]
     added: int
 
     def join(self, results: Sequence[Generated]) -> list[Any]:
         """Return the translation of each text, from the result of each of `inputs`."""
-        joined = join_results(self.runtime, self.plan, source_rows(self.inputs), results)
+        joined = self.plan.join(results)
         if not self.plan.text_options.return_alignments:
             return joined
         return [result.without_prefix(self.added) for result in joined]
@@ -109,23 +103,23 @@ def plan_job(
     texts = [*map(direction.add_word, texts)]
     languages = direction.src_lang, direction.tgt_lang
     plan = make_plan(model.runtime, texts, text_options, *languages, options)
-    check_sentences(plan.texts, model.admission.slot_size.source)
-    fitting = fit_slot(plan.options[0], model.admission)  # of all texts: they have one language
-    rows = tokenize(model.runtime, plan)
+    if len(plan.sentences) > MAX_SENTENCES:
+        seen = f"the texts have {len(plan.sentences)} sentences together"
+        raise TooLong(f"{seen}, expected at most {MAX_SENTENCES}")
+    slot = model.admission.slot_size
+    check_characters("sentence", map(len, plan.texts), slot.source)
+    fitting = plan.options[0]  # of all texts: they have one language
+    if fitting.max_new_tokens > slot.length:
+        fitting = dataclasses.replace(fitting, max_new_tokens=slot.length)
     admit = model.admission.admit
     unknown = unknown_token(model.runtime, text_options.replace_unknowns)
     inputs = [
         dataclasses.replace(
             admit(row, fitting, place=place), is_aligned=is_aligned, unknown_token=unknown
         )
-        for row, (_, place, is_aligned) in zip(rows, plan.sentences, strict=True)
+        for row, (_, place, is_aligned) in zip(plan.rows, plan.sentences, strict=True)
     ]
-    return TranslationJob(model.runtime, plan, inputs, len(direction.add_word("")))
-
-
-def source_rows(inputs: Sequence[GenerationInput]) -> list[Sequence[int]]:
-    """Return the token ids of each source, none for a decoder."""
-    return [row.source or [] for row in inputs]
+    return TranslationJob(plan, inputs, len(direction.add_word("")))
 
 
 async def continue_texts(
@@ -161,7 +155,7 @@ async def continue_texts(
 
     def decode() -> list[list[str]]:
         results = [result for group in answers for result in group]
-        rows = source_rows(inputs)
+        rows = [row.source or [] for row in inputs]  # a decoder has none
         decoded = iter(decode_texts(model.runtime, texts, rows, results, unknown))
         return [[plain_text(next(decoded)) for _ in group] for group in answers]
 
@@ -181,27 +175,11 @@ async def call_off_loop(num_characters: int, function: Callable, *args: Any) -> 
     )
 
 
-def fit_slot(options: Options, admission: Admission) -> Options:
-    """Return `options` with at most as many new tokens as a slot of `admission` has."""
-    limit = min(options.max_new_tokens, admission.slot_size.length)
-    is_more = options.max_new_tokens > limit
-    return dataclasses.replace(options, max_new_tokens=limit) if is_more else options
-
-
-def check_sentences(sentences: Sequence[str], max_tokens: int) -> None:
-    """Raise TooLong for more than `MAX_SENTENCES`, or for one that cannot be of `max_tokens`
-    tokens. This check needs no tokens, so it saves their memory."""
-    if len(sentences) > MAX_SENTENCES:
-        raise TooLong(
-            f"the texts have {len(sentences)} sentences together, expected at most {MAX_SENTENCES}"
-        )
-    check_characters("sentence", map(len, sentences), max_tokens)
-
-
 def check_characters(name: str, sizes: Iterable[int], max_tokens: int) -> None:
     """Raise TooLong if one of `sizes`, numbers of characters, cannot be of `max_tokens` tokens.
 
-    `name` is what has as many characters, for the message.
+    It needs no tokens, so it saves their memory. `name` is what has as many characters, for the
+    message.
     """
     longest, limit = max(sizes, default=0), max_tokens * MAX_TOKEN_LENGTH
     if longest > limit:

@@ -239,13 +239,14 @@ class Service:
         if self.can_unload:
             share_heap()  # before there are threads
         self.log = Log(settings.log_level)
-        self.lifecycle = Lifecycle(loading=True)
         # set when a connection is opened, and when a model was loaded or unloaded
         self.changed = asyncio.Event()
-        self.metrics = Metrics()
         self.models = ServedModels({}, settings.max_memory)
-        app = create_app(self.models, protocols, settings, self.lifecycle, self.metrics)
+        app = create_app(self.models, protocols, settings)
         app.state.needs_token = token is not None
+        self.metrics: Metrics = app.state.metrics
+        self.lifecycle: Lifecycle = app.state.lifecycle
+        self.lifecycle.loading = True
         self.frame = Frame(app, self.log, token)
         self.app = with_cors(self.frame, settings.cors_origin)
 

@@ -25,10 +25,9 @@ from vanilla_transformer_export.inference.logits import (
 from vanilla_transformer_export.inference.options import Options
 from vanilla_transformer_export.inference.rows import GenerationRequest
 from vanilla_transformer_export.serving import app as serving
-from vanilla_transformer_export.serving.health import Lifecycle
 from vanilla_transformer_export.serving.middleware import Frame
 from vanilla_transformer_export.serving.models import ServedModels
-from vanilla_transformer_export.serving.observability import Log, Metrics
+from vanilla_transformer_export.serving.observability import Log
 from vanilla_transformer_export.serving.protocols import openai_api
 from vanilla_transformer_export.serving.settings import Settings
 
@@ -164,9 +163,8 @@ def with_tokenizer(directory, parent):
 @contextlib.contextmanager
 def serve_engine(*served):
     """Yield the address of a server of the models `served`, which runs in a thread."""
-    settings, lifecycle, metrics = Settings(max_batch=6), Lifecycle(), Metrics()
     by_name = ServedModels({model.name: model for model in served})
-    app = serving.create_app(by_name, (openai_api.PROTOCOL,), settings, lifecycle, metrics)
+    app = serving.create_app(by_name, (openai_api.PROTOCOL,), Settings(max_batch=6))
     log = Log("error", os.open(os.devnull, os.O_WRONLY))  # tests do not read it
     framed = Frame(app, log)
     server = uvicorn.Server(uvicorn.Config(framed, port=0, log_config=None, lifespan="off"))

@@ -1,5 +1,6 @@
 """The endpoints of LibreTranslate (https://docs.libretranslate.com)."""
 
+from collections.abc import Sequence
 from itertools import islice
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl
@@ -11,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from ...errors import RequestError, nearest
 from ...heads import TRANSLATE
 from ...text.languages import Direction, language_name
-from ...text.tasks.segments import HTML, TextOptions
+from ...text.tasks.segments import HTML, TextOptions, plain_text
 from ...text.tasks.task import JsonObject
 from ..generation import MAX_KEPT, call_off_loop, translate
 from ..models import Ability, ServedModel
@@ -167,7 +168,12 @@ async def translate_texts(request: Request) -> JSONResponse:
     )
     options = search_options(model, body.alternatives + 1)
     translations = await translate(model, texts, direction, text_options, options)
-    return JSONResponse(response_fields(body, direction, translations), headers=warnings(body))
+    fields = [text_fields(body, direction, best, others) for best, *others in translations]
+    if isinstance(body.q, str):
+        [answer] = fields
+    else:
+        answer = {name: [of_text[name] for of_text in fields] for name in fields[0]}
+    return JSONResponse(answer, headers=warnings(body))
 
 
 def warnings(body: Translation) -> dict[str, str]:
@@ -200,35 +206,25 @@ def check_counts(request: Request, model: ServedModel, body: Translation) -> Non
         )
 
 
-def response_fields(
-    body: Translation, direction: Direction, translations: list[list[Any]]
+def text_fields(
+    body: Translation, direction: Direction, best: Any, others: Sequence[Any]
 ) -> JsonObject:
-    """Return the fields of a `Translated` response, by name.
+    """Return the fields of a `Translated` response to a request with one text, by name.
 
-    If the request `body` has one text, the values are those of the text, not lists with one item.
-    `translations` has all translations of each text, best first. They are texts, or have alignments
-    if the request asks for them. `direction` has the source and target language. Alternatives that
-    are empty or occur twice are omitted.
+    `best` and `others` are its translations. They are texts, or have alignments if the request
+    `body` asks for them. `direction` has the source and target language. Alternatives that are
+    empty or occur twice are omitted.
     """
-    aligned: list[Any] = []
-    if body.alignments:
-        aligned = [best.alignments for best, *_ in translations]
-        translations = [[result.text for result in group] for group in translations]
-    fields: dict[str, list] = {"translatedText": [best for best, *_ in translations]}
+    text = plain_text(best)
+    fields: JsonObject = {"translatedText": text}
     if body.source == AUTO:
-        fields["detectedLanguage"] = [{"confidence": 0, "language": direction.source}] * len(
-            translations
-        )
+        fields["detectedLanguage"] = {"confidence": 0, "language": direction.source}
     if body.alternatives > 0:
-        fields["alternatives"] = [
-            [other for other in dict.fromkeys(others) if other not in ("", best)]
-            for best, *others in translations
-        ]
+        texts = dict.fromkeys(map(plain_text, others))
+        fields["alternatives"] = [other for other in texts if other not in ("", text)]
     if body.alignments:
-        fields["alignments"] = aligned
-    return (
-        {name: values[0] for name, values in fields.items()} if isinstance(body.q, str) else fields
-    )
+        fields["alignments"] = best.alignments
+    return fields
 
 
 def search_options(model: ServedModel, count: int) -> dict[str, Any]:

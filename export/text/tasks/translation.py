@@ -2,7 +2,7 @@
 
 import itertools
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import unescape
@@ -97,24 +97,7 @@ def translate(
     )
     plan = make_plan(runtime, texts, text_options, src_lang, tgt_lang, options)
     check_seeds(seeds, len(texts), plan.options[0].seed)
-    rows = tokenize(runtime, plan)
-    results = translate_rows(runtime, plan, rows, seeds) if rows else []
-    return join_results(runtime, plan, rows, results)
-
-
-def join_results(
-    runtime: TextModel,
-    plan: "Plan",
-    rows: Sequence[Sequence[int]],
-    results: Sequence[Generated],
-) -> list[Any]:
-    """Return the translation of each text of `plan`, from the token ids `rows` of its sentences and
-    their `results`. It is a text, or a `Translation` if the plan returns alignments."""
-    parts = [part for part, *_ in plan.sentences]
-    unknown = unknown_token(runtime, plan.text_options.replace_unknowns)
-    translated = decode_sentences(runtime, parts, rows, results, unknown)
-    join = plan.join_aligned if plan.text_options.return_alignments else plan.join
-    return join(translated)
+    return plan.join(plan.generate(seeds))
 
 
 def marked_lines(runtime: TextModel, texts: Sequence[str], keep: Keep) -> list[MarkedText]:
@@ -161,6 +144,7 @@ class Plan:
     `options` its checked generation options. Texts with one target language share their options.
     """
 
+    runtime: TextModel
     segments: list[list[Segment]]
     languages: Sequence[str | None]
     options: list[Options]
@@ -191,25 +175,67 @@ class Plan:
         """The text of each of `sentences`."""
         return [part.text for part, *_ in self.sentences]
 
-    def join(self, translated: Iterable[Translated]) -> list[str]:
-        """Return the translation of each text. `translated` has the translations of `sentences`, in
-        order: an `Alignment` for those that marks divide."""
-        rest = iter(translated)
-        return [
-            "".join(join_segment(segment, rest) for segment in segments)
-            for segments in self.segments
-        ]
+    @cached_property
+    def rows(self) -> list[list[int]]:
+        """The token ids of each of `sentences`.
 
-    def join_aligned(self, translated: Iterable[Translated]) -> list[Translation]:
-        """Return the translation of each text with its alignments. `translated` has those of
-        `sentences`, in order. No text has marks."""
-        rest = iter(translated)
-        results = []
-        for [(parts, _)] in self.segments:
+        Raises ValueError for a sentence with more tokens than the model has positions.
+        """
+        if not self.sentences:
+            return []
+        languages = [self.languages[text] for _, (text, _), _ in self.sentences]
+        source = [name for name in languages if name is not None] or None
+        rows, config = self.runtime.rows(self.texts, source), self.runtime.info.config
+        for row, (part, (text, _), _) in zip(rows, self.sentences, strict=True):
+            if not 0 < len(row) <= config["max_position_embeddings"]:
+                # a name takes as long as a sentence
+                check_row(row, f"text {text} of {len(self.segments)}, {part.text!r:.60}", config)
+        return rows
+
+    def generate(self, seeds: Sequence[int] | None = None) -> list[Generated]:
+        """Return the result of each of `sentences`, with its alignment where it is needed.
+        Sentences of similar length run together.
+
+        A sentence that was cut at the limit causes a warning. `seeds` has a seed for each text,
+        from which those of its sentences are derived, by default from the seed of the options.
+        """
+        if not self.rows:
+            return []
+        places = [sentence.place for sentence in self.sentences]
+        if seeds is None:
+            seeds = row_seeds(self.options[0].seed, len(self.segments))
+        if seeds is not None:
+            seeds = [row_seed(seeds[text], number) for text, number in places]
+        results = generate_rows(
+            self.runtime,
+            self.rows,
+            [self.options[text] for text, _ in places],
+            seeds=seeds,
+            are_aligned=[sentence.is_aligned for sentence in self.sentences],
+            unknown_token=unknown_token(self.runtime, self.text_options.replace_unknowns),
+        )
+        for text, result in zip(self.texts, results, strict=True):
+            if is_cut(result.tokens, self.options[0]):
+                warn_of_cut(text, self.options[0].max_new_tokens)
+        return results
+
+    def join(self, results: Sequence[Generated]) -> list[Any]:
+        """Return the translation of each text, from the results of its `sentences`. It is a text,
+        or a `Translation` if alignments are returned."""
+        parts = [part for part, *_ in self.sentences]
+        unknown = unknown_token(self.runtime, self.text_options.replace_unknowns)
+        rest = iter(decode_sentences(self.runtime, parts, self.rows, results, unknown))
+        if not self.text_options.return_alignments:
+            return [
+                "".join(join_segment(segment, rest) for segment in segments)
+                for segments in self.segments
+            ]
+        translations = []
+        for [(parts, _)] in self.segments:  # no text has marks
             text, alignments = join_sentences(parts, rest, True)
             pairs = [pair for alignment in alignments for pair in alignment.alignments]
-            results.append(Translation(text, pairs))
-        return results
+            translations.append(Translation(text, pairs))
+        return translations
 
 
 def make_plan(
@@ -246,7 +272,8 @@ def make_plan(
         split_text(runtime, text, text_options.in_language(runtime, name), kept)
         for text, name in zip(texts, languages, strict=True)
     ]
-    return Plan(segments, languages, with_targets(runtime.info, checked, targets), text_options)
+    all_options = with_targets(runtime.info, checked, targets)
+    return Plan(runtime, segments, languages, all_options, text_options)
 
 
 def sentence_options(runtime: TextModel, options: dict[str, Any]) -> Options:
@@ -261,54 +288,6 @@ def sentence_options(runtime: TextModel, options: dict[str, Any]) -> Options:
         limit = min(MAX_TOKENS, runtime.info.config["max_position_embeddings"])
         options = {**options, "max_new_tokens": limit}
     return check_options(runtime.info, options).for_prompt(1)  # the start token
-
-
-def tokenize(runtime: TextModel, plan: Plan) -> list[list[int]]:
-    """Return the token ids of each sentence of `plan` to translate.
-
-    Raises ValueError for a sentence with more tokens than the model has positions.
-    """
-    if not plan.sentences:
-        return []
-    languages = [plan.languages[text] for _, (text, _), _ in plan.sentences]
-    rows = runtime.rows(plan.texts, [name for name in languages if name is not None] or None)
-    limit = runtime.info.config["max_position_embeddings"]
-    for row, (part, (text, _), _) in zip(rows, plan.sentences, strict=True):
-        if not 0 < len(row) <= limit:  # a name takes as long as a sentence
-            name = f"text {text} of {len(plan.segments)}, {part.text!r:.60}"
-            check_row(row, name, runtime.info.config)
-    return rows
-
-
-def translate_rows(
-    runtime: TextModel,
-    plan: Plan,
-    rows: list[list[int]],
-    seeds: Sequence[int] | None = None,
-) -> list[Generated]:
-    """Return the result of each sentence of `plan`, whose token ids are `rows`, with its alignment
-    where it is needed. Sentences of similar length run together.
-
-    A sentence that was cut at the limit causes a warning. `seeds` has a seed for each text, from
-    which those of its sentences are derived, by default from the seed of the options.
-    """
-    places = [sentence.place for sentence in plan.sentences]
-    if seeds is None:
-        seeds = row_seeds(plan.options[0].seed, len(plan.segments))
-    if seeds is not None:
-        seeds = [row_seed(seeds[text], number) for text, number in places]
-    results = generate_rows(
-        runtime,
-        rows,
-        [plan.options[text] for text, _ in places],
-        seeds=seeds,
-        are_aligned=[sentence.is_aligned for sentence in plan.sentences],
-        unknown_token=unknown_token(runtime, plan.text_options.replace_unknowns),
-    )
-    for text, result in zip(plan.texts, results, strict=True):
-        if is_cut(result.tokens, plan.options[0]):
-            warn_of_cut(text, plan.options[0].max_new_tokens)
-    return results
 
 
 def warn_of_cut(sentence: str, limit: int) -> None:
