@@ -258,7 +258,8 @@ class TextRuntime(TextModel):
                 f"target_prefix must be a list of {count} strings, as texts, got "
                 f"{reprlib.repr(texts)}"
             )
-        return [encoding.ids for encoding in self.encode(texts, False, self.target_tokenizer)]
+        encodings = self.encode([*texts], False, self.target_tokenizer)
+        return [encoding.ids for encoding in encodings]
 
 
 def open_runtime(directory: str | os.PathLike, threads: int | None = None, **options: Any) -> Any:

@@ -1,5 +1,5 @@
-"""What `serve` is started with: its settings, its token, and the exports before they are loaded.
-Each setting is one field of `Settings`, with a flag and an environment variable."""
+"""The settings of `serve`, its token, and the exports before they are loaded. Each setting is one
+field of `Settings`, with a flag and an environment variable."""
 
 import argparse
 import os

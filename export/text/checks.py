@@ -123,6 +123,15 @@ def check_count(name: str, value: Any, min_value: int = 1, max_value: int | None
         )
 
 
+def check_tokens(largest: int, vocab_size: int) -> None:
+    """Raise ValueError if `largest`, the largest id that a tokenizer returned, is outside the
+    vocabulary."""
+    if largest >= vocab_size:
+        raise ValueError(
+            f"the tokenizer returned token id {largest}, expected less than vocab_size={vocab_size}"
+        )
+
+
 def check_flags(**values: object) -> None:
     """Raise UsageError unless each of `values`, options by name, is True or False."""
     for name, value in values.items():

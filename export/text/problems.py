@@ -1,5 +1,5 @@
-"""What is probably wrong with an export, in warnings for its users: files, the vocabulary, labels,
-and the settings of sentence-transformers.
+"""Warnings of what is probably wrong with an export: its files, its vocabulary, its labels, and the
+settings of sentence-transformers.
 
 sentence-transformers passes most fields of its module Transformer, in sentence_bert_config.json, to
 transformers. The runtime applies two, and the others must leave the vectors as they are.
@@ -66,8 +66,11 @@ PLACES = {
 
 
 def export_problems(info: ExportInfo) -> Iterator[str]:
-    """Yield a warning for each file that differs from the manifest or that it does not list, and
-    for an encoder in int8 on the target portable: its activations have one scale for all rows."""
+    """Yield a warning for each file that differs from the manifest or that it does not list.
+
+    Yield one too for an encoder in int8 on the target portable: its activations have one scale for
+    all rows.
+    """
     for name in info.changed_files:
         expected = "expected the file of the manifest: export again"
         yield f"{info.directory / name} changed since the export, {expected}"

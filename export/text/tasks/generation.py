@@ -36,7 +36,8 @@ def generate_rows(
     """
     count = len(rows)
     if seeds is None:
-        seeds = row_seeds(options[0].seed, count) or [None] * count
+        seeds = row_seeds(options[0].seed, count)
+    all_seeds = [None] * count if seeds is None else seeds
     prefixes, are_aligned = prefixes or [[]] * count, are_aligned or [False] * count
     kinds: dict[tuple[int, int], list[int]] = {}
     for row in range(count):
@@ -50,7 +51,7 @@ def generate_rows(
         inputs = [
             dataclasses.replace(
                 checked,
-                seed=seeds[row],
+                seed=all_seeds[row],
                 is_aligned=are_aligned[row],
                 unknown_token=unknown_token,
             )

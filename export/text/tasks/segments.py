@@ -56,8 +56,10 @@ class TextOptions(NamedTuple):
 
 
 def check_aligning(info: ExportInfo, **uses: bool) -> None:
-    """Raise UsageError if one of `uses` of alignments, options by name, is not a boolean, and
-    ValueError if one is set for an export that cannot align words."""
+    """Raise UsageError if one of `uses` of alignments, options by name, is not a boolean.
+
+    Raise ValueError if one is set for an export that cannot align words.
+    """
     check_flags(**uses)
     if any(uses.values()):
         info.check_alignment()
@@ -130,33 +132,23 @@ def split_text(
 def split_sentences(
     text: str, text_options: TextOptions, prefix: str, start: int = 0
 ) -> list[Part]:
-    """Return the sentences of `text` and the white space between them.
+    """Return the sentences of `text` and the white space between them, or `text` as one sentence.
 
-    `text_options` say whether to split, what is copied, and the language. `prefix`, such as a
-    language word, is repeated before each sentence that is translated. `start` is where `text`
-    begins in the places of the parts.
+    `text_options` say whether to split, the language, and whether a sentence without letters is
+    copied. `prefix`, such as a language word, is repeated before each sentence that is translated.
+    `start` is where `text` begins in the places of the parts.
     """
-    if not (text_options.split and text):
-        return [sentence_part(text, start, prefix, text_options)]
+    pieces: Iterable[tuple[str, bool]] = [(text, True)]
+    if text_options.split and text:
+        pieces = sentences_and_spaces(text, text_options.language or DEFAULT_LANGUAGE)
     parts = []
-    for part, is_sentence in sentences_and_spaces(text, text_options.language or DEFAULT_LANGUAGE):
-        parts.append(
-            sentence_part(part, start, prefix, text_options)
-            if is_sentence
-            else Part(part, False, False, start)
-        )
-        start += len(part)
+    for piece, is_sentence in pieces:
+        is_copied = text_options.copy_letterless and not has_letters(piece)
+        is_translated = is_sentence and not is_copied
+        before = prefix if is_translated else ""
+        parts.append(Part(before + piece, is_sentence, is_translated, start, len(before)))
+        start += len(piece)
     return parts
-
-
-def sentence_part(sentence: str, start: int, prefix: str, text_options: TextOptions) -> Part:
-    """Return the part of a plan for `sentence`, which begins at `start` of its text. A sentence
-    without letters is copied if `text_options` say so, else it is translated, with `prefix`, such
-    as a language word, before it.
-    """
-    if text_options.copy_letterless and not has_letters(sentence):
-        return Part(sentence, True, False, start)
-    return Part(prefix + sentence, True, True, start, len(prefix))
 
 
 def plain_text(translated: Translated) -> str:
