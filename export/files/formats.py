@@ -76,7 +76,15 @@ def select_format(
             if number is not None:
                 problem = f"line {number} of {path} has a field {name} already"
                 raise UsageError(f"{problem}: expected another --output-field NAME for the results")
-            read = lambda line: without_field(fields.parse_json(line), name)  # noqa: E731
+            # which also finds names with escaped characters
+            fault = f"it has a field {name} already, expected another name for the results"
+
+            def read(line: bytes) -> Row:
+                row = fields.parse_json(line)
+                if row.record is None or name not in row.record:
+                    return row
+                return Row(fault=f"{fault}, --output-field NAME")
+
             return Lines(
                 read, lambda number, line, row, result: with_result(line, row, name, result)
             )
@@ -130,21 +138,6 @@ def first_line_with(path: Path, name: str) -> int | None:
             if key in line and name in (RecordFields(()).parse_json(line).record or ()):
                 return number
     return None
-
-
-def without_field(row: Row, name: str) -> Row:
-    """Return `row`, or a row with a fault if its record has the field `name`.
-
-    Unlike `first_line_with`, it finds names with escaped characters too.
-    """
-    if row.record is None or name not in row.record:
-        return row
-    return Row(
-        fault=(
-            f"it has a field {name} already, expected another name for the results, "
-            f"--output-field NAME"
-        )
-    )
 
 
 @dataclass(frozen=True)

@@ -193,11 +193,6 @@ class Predictions:
         rows = [pairs[start : start + count] for start in range(0, len(pairs), count)]
         return [sorted(row, key=lambda pair: -pair["score"]) for row in rows]  # as samples are not
 
-    def rows_together(self, count: int) -> int:
-        """Return how many of `count` examples one `call` should get: all of them for a task that
-        generates, which makes batches itself."""
-        return max(count, 1) if self.kind.method in GENERATING else self.batch_size
-
     def facts(self) -> dict:
         """Return the settings and versions that the results depend on, by name, and a hash of the
         export's manifest as "export". The input lines are not included."""

@@ -43,7 +43,8 @@ def compute(
     ]
     update(len(rows) - len(indices))
     indices.sort(key=lambda index: length_key(rows[index]))
-    size = predictions.rows_together(len(indices)) if indices else 1
+    # a task that generates makes batches itself
+    size = max(len(indices), 1) if predictions.generates else predictions.batch_size
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for start in range(0, len(indices), size):

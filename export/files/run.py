@@ -328,7 +328,10 @@ class File:
                 f"{self.source.path} changed while it was read, expected an unchanged file"
             )
         if before is not None:
-            self.check_input(before, digest.hexdigest())
+            if before["input"] != digest.hexdigest():
+                seen = f"{self.output.path} was computed from other lines than {self.source.path}"
+                expected = "expected an unchanged input, or a new output directory"
+                raise FileExistsError(f"{seen} has now, {expected}")
             return before
         self.output.publish(count, self.source.format.join)
         if texts:
@@ -339,13 +342,6 @@ class File:
     def stamps(self) -> list:
         paths = (self.source.path, self.source.target_prefix)
         return [file_stamp(path.stat()) for path in paths if path is not None]
-
-    def check_input(self, before: dict, digest: str) -> None:
-        if before["input"] != digest:
-            seen = (
-                f"{self.output.path} was computed from other lines than {self.source.path} has now"
-            )
-            raise FileExistsError(f"{seen}, expected an unchanged input, or a new output directory")
 
     def shard_facts(self, shard: Shard, bar: Progress) -> dict:
         """Return the recorded facts of a shard. Compute and write its results if they are missing.

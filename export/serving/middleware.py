@@ -342,24 +342,21 @@ class Frame:
             if exchange.scope["path"] in health.PATHS
             else "info"
         )
-        if self.log.is_enabled(level):
-            self.log.write(level, "request", **self._facts(exchange, status, seconds))
-
-    def _facts(self, exchange: Exchange, status: int, seconds: float) -> dict[str, Any]:
-        scope = exchange.scope
-        facts = {
+        if not self.log.is_enabled(level):
+            return
+        facts: dict[str, Any] = {
             "id": exchange.id.decode(),
             "method": exchange.method,
-            "path": scope["path"][:200],
+            "path": exchange.scope["path"][:200],
             "status": status,
+            "seconds": round(seconds, 6),
         }
-        facts["seconds"] = round(seconds, 6)
         if exchange.status and not exchange.is_complete:
             facts["cut"] = exchange.cancelled or "error"
         traceparent = exchange.headers.get(b"traceparent")
         if traceparent is not None:
             facts["traceparent"] = traceparent[:128].decode("latin-1")
-        return facts
+        self.log.write(level, "request", **facts)
 
     def _id(self, exchange: Exchange) -> bytes:
         """Return the header X-Request-ID of the request if it is 1 to 128 printable ASCII

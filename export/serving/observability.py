@@ -44,39 +44,49 @@ class Metrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         place: dict[str, Any] = {"namespace": NAMESPACE, "registry": self.registry}
-        counter: Callable[..., Counter] = functools.partial(Counter, **place)
-        gauge: Callable[..., Gauge] = functools.partial(Gauge, **place)
-        histogram: Callable[..., Histogram] = functools.partial(Histogram, **place)
-        self.in_flight = gauge("requests_in_flight", "Requests without a complete response.")
-        self._requests = counter(
+        self.in_flight = Gauge(
+            "requests_in_flight", "Requests without a complete response.", **place
+        )
+        self._requests = Counter(
             "requests",
             "Requests by route and status. Status 499: the client disconnected.",
             ["route", "status"],
+            **place,
         )
-        self._seconds = histogram(
+        self._seconds = Histogram(
             "request_seconds",
             "Seconds from the header of a request to the end of its response.",
             ["route"],
             buckets=SECONDS,
+            **place,
         )
-        self._errors = counter("errors", "Internal server errors. The log has their tracebacks.")
-        self._queue = histogram(
-            "queue_seconds", "Seconds that a row waited to join a batch.", MODEL, buckets=SECONDS
+        self._errors = Counter(
+            "errors", "Internal server errors. The log has their tracebacks.", **place
         )
-        self._first = histogram(
+        self._queue = Histogram(
+            "queue_seconds",
+            "Seconds that a row waited to join a batch.",
+            MODEL,
+            buckets=SECONDS,
+            **place,
+        )
+        self._first = Histogram(
             "first_token_seconds",
             "Seconds from a request to its first token.",
             MODEL,
             buckets=SECONDS,
+            **place,
         )
-        self._rows = histogram("batch_rows", "Rows of the batch in each step.", MODEL, buckets=ROWS)
-        self._tokens = counter("tokens", "Generated tokens.", MODEL)
-        self._waiting = gauge("rows_waiting", "Rows that wait to join a batch.", MODEL)
-        self._running = gauge("rows_running", "Rows in a batch.", MODEL)
-        self._slots_used = gauge(
-            "slots_used_ratio", "Share of the slots in use, from 0 to 1.", MODEL
+        self._rows = Histogram(
+            "batch_rows", "Rows of the batch in each step.", MODEL, buckets=ROWS, **place
         )
-        self._loaded = gauge("model_loaded", "1 if the model is loaded, else 0.", MODEL)
+        self._tokens = Counter("tokens", "Generated tokens.", MODEL, **place)
+        self._waiting = Gauge("rows_waiting", "Rows that wait to join a batch.", MODEL, **place)
+        self._running = Gauge("rows_running", "Rows in a batch.", MODEL, **place)
+        self._slots_used = Gauge(
+            "slots_used_ratio", "Share of the slots in use, from 0 to 1.", MODEL, **place
+        )
+        self._loaded = Gauge("model_loaded", "1 if the model is loaded, else 0.", MODEL, **place)
         self.failed = self._errors.inc
         # cached, because resolving labels takes longer than counting
         self._count = functools.cache(
@@ -151,7 +161,7 @@ class Log:
         return LEVELS.index(level) >= self._min_level
 
     def write(self, level: str, message: str, **facts: Any) -> None:
-        if LEVELS.index(level) < self._min_level:
+        if not self.is_enabled(level):
             return
         self._lines.append((time.time(), level, message, facts))
         if not self._filled.is_set():

@@ -88,9 +88,9 @@ def with_source_words(
     tokens: tuple[list[Span], list[Span]],
     weights: np.ndarray,
     unknown: Sequence[int],
-) -> tuple[tuple[str, str], tuple[list[Span], list[Span]]]:
-    """Return `texts`, a source and its translation, with source words for unknown ones, and the
-    spans `tokens` of their tokens.
+) -> tuple[str, list[Span]]:
+    """Return a translation with source words for unknown ones, and the spans of its tokens. `texts`
+    are its source and itself, and `tokens` the spans of their tokens.
 
     A word of the translation with an unknown token becomes the source word to which it attends most
     by the `weights` (T, S) of tokens. `unknown` are the numbers of the unknown tokens. Those side
@@ -104,8 +104,7 @@ def with_source_words(
     if known:
         best = [known[number] for number in of_words.argmax(axis=1)]
     text, places = with_replaced(target, unknowns, [source[start:end] for start, end in best])
-    spans = [(places[start][0], places[end][1]) for start, end in tokens[1]]
-    return (source, text), (tokens[0], spans)
+    return text, [(places[start][0], places[end][1]) for start, end in tokens[1]]
 
 
 def with_replaced(

@@ -89,7 +89,7 @@ def test_words_with_unknown_tokens_become_source_words():
     ]  # fmt: skip
     rows = [0, 1, 2, 3, 4, 4, 5, 6, 7]  # the source token of each target token
     weights = np.eye(8, dtype=np.float32)[rows]
-    (_, text), (_, spans) = with_source_words(
+    text, spans = with_source_words(
         (source, target), (source_tokens, target_tokens), weights, [1, 4, 5, 7]
     )
     assert text == "Dražen isst 龍龍 und 😀."
@@ -101,7 +101,7 @@ def test_words_with_unknown_tokens_become_source_words():
 
 def test_unknown_word_of_a_source_without_words_is_left_out():
     tokens = [(0, 0)], [(0, 5)]
-    (_, text), _ = with_source_words((" ", "<unk>"), tokens, np.ones((1, 1), np.float32), [0])
+    text, _ = with_source_words((" ", "<unk>"), tokens, np.ones((1, 1), np.float32), [0])
     assert text == ""
 
 

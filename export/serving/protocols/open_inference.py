@@ -17,6 +17,7 @@ from ...engine.inputs import GenerationInput, check_options, with_targets
 from ...errors import RequestError, TooLong, UsageError
 from ...heads import EMBED, HEADS, MAX_CHARACTERS, READS_TOKENS
 from ...inference.inputs import check_contiguous, check_inputs
+from ...shared.options import without_none
 from ...specs.graph_spec import TensorSpec
 from ...specs.sequences import token_inputs
 from ...text.checks import check_strings
@@ -184,14 +185,12 @@ class ParsedRequest:
         return self.inputs[TEXT.name].tolist() if TEXT.name in self.inputs else None
 
     def answer(self, model: ServedModel, values: dict[str, np.ndarray]) -> Response:
-        about = {
-            "model_name": model.name,
-            "model_version": VERSION,
-            **({} if self.id is None else {"id": self.id}),
-        }
+        about = {"model_name": model.name, "model_version": VERSION, "id": self.id}
         requested = {name: values[name] for name in self.outputs}
         content, headers = render_answer(
-            about, requested, [name for name, in_binary in self.outputs.items() if in_binary]
+            without_none(about),
+            requested,
+            [name for name, in_binary in self.outputs.items() if in_binary],
         )
         return Response(content, headers=headers)
 

@@ -164,17 +164,15 @@ def parse_sequences(value: Any) -> tuple[list[str | Pair], bool]:
     """Return a list of texts and pairs of texts, and True if the request has a list of them.
 
     `value` is a text, a list of one or two strings (a text or a pair), or a list of such lists.
-    Raises UsageError or RequestError for other values.
+    Raises UsageError for other values.
     """
     if isinstance(value, str):
         return [check_input(value, "inputs")], False
-    if isinstance(value, list) and value and all(isinstance(item, list) for item in value):
+    if isinstance(value, list) and all(isinstance(item, list) for item in value):
         return [
             parse_sequence(item, f"inputs {index} of {len(value)}")
             for index, item in enumerate(value)
         ], True
-    if value == []:
-        raise empty_error("inputs")
     return [parse_sequence(value, "inputs")], False
 
 

@@ -57,11 +57,11 @@ def align_sentences(
             for start, end in source_spans(row, encoding)
         ]
         text, places = target_spans(result.tokens, runtime.detokenizer(hidden), hidden)
-        texts, of_tokens = (part.text[part.prefix :], text), (spans, places)
+        source, weights = part.text[part.prefix :], result.alignment
         numbers = [number for number, token in enumerate(result.tokens) if token == unknown]
         if numbers:
-            texts, of_tokens = with_source_words(texts, of_tokens, result.alignment, numbers)
-        yield align_words(texts, of_tokens, result.alignment)
+            text, places = with_source_words((source, text), (spans, places), weights, numbers)
+        yield align_words((source, text), (spans, places), weights)
 
 
 def moses_pairs(source: str, translation: Alignment | Translation) -> str:

@@ -69,7 +69,9 @@ def tag(
     """
     require(runtime, TAG)
     check_choice("aggregation_strategy", aggregation_strategy, STRATEGIES)
-    check_ignored(ignore_labels)
+    if not is_strings(ignore_labels):
+        seen = f"ignore_labels is {reprlib.repr(ignore_labels)}"
+        raise UsageError(f"{seen}, expected a list of strings", "ignore_labels")
     labels = label_names(runtime)
     texts = check_strings(texts)
     cut = make_cut(runtime, aggregation_strategy, stride)
@@ -95,13 +97,6 @@ def tag(
         ]
         results.append(remove_overlaps(entities) if len(group) > 1 else entities)
     return results
-
-
-def check_ignored(labels: object) -> None:
-    if not is_strings(labels):
-        raise UsageError(
-            f"ignore_labels is {reprlib.repr(labels)}, expected a list of strings", "ignore_labels"
-        )
 
 
 def make_cut(runtime: TextModel, strategy: str, stride: int | None) -> Cut | None:
