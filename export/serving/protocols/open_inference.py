@@ -21,7 +21,7 @@ from ...shared.options import without_none
 from ...specs.graph_spec import TensorSpec
 from ...specs.sequences import token_inputs
 from ...text.checks import check_strings
-from ...text.tasks.rows import Cut, run_rows
+from ...text.text_model import Cut
 from ..generation import call_off_loop, continue_texts
 from ..models import READY, ServedModel
 from .protocol import (
@@ -340,8 +340,8 @@ def text_outputs(
     cut = Cut(longest(model), rejects=not truncates)
     rows, prompt_length = encode_inputs(model, texts, None, cut)
     needed = {"last_hidden_state" if name == EMBEDDING.name else name for name in requested}
-    outputs = run_rows(
-        model.runtime, rows, lambda row, outputs: {name: outputs[name] for name in needed}
+    outputs = model.runtime.run_rows(
+        rows, lambda row, outputs: {name: outputs[name] for name in needed}
     )
     arrays = {name: padded_rows([values[name] for values in outputs]) for name in needed}
     if EMBEDDING.name in requested:

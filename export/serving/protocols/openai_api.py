@@ -21,8 +21,8 @@ from ...heads import GENERATE
 from ...inference.options import Options
 from ...text.sentence_modules import normalize
 from ...text.tasks import embedding
-from ...text.tasks.rows import Cut, Row
 from ...text.tasks.task import JsonObject
+from ...text.text_model import Cut, Row
 from ..app import to_request_error
 from ..generation import call_off_loop
 from ..models import Ability, ServedModel

@@ -10,9 +10,8 @@ from pydantic import BaseModel, Field, WithJsonSchema
 
 from ...errors import RequestError, UsageError
 from ...text.tasks import reranking
-from ...text.tasks.rows import Cut
 from ...text.tasks.task import JsonObject
-from ...text.text_model import TextModel
+from ...text.text_model import Cut, TextModel
 from ..models import ServedModel
 from .protocol import STRICT, ModelName, Protocol, choose_model, server_settings, short_repr
 from .text_embeddings import RERANKS, cut_for, rows_to_rank

@@ -21,9 +21,8 @@ from ...text.scores import FUNCTIONS, probability_function
 from ...text.sentence_modules import normalize, read_poolings
 from ...text.tasks import embedding, reranking
 from ...text.tasks.classification import label_rows
-from ...text.tasks.rows import Cut, Row, encode_texts
 from ...text.tasks.task import JsonObject
-from ...text.text_model import TextModel
+from ...text.text_model import Cut, Row, TextModel
 from ..models import Ability, ServedModel, max_batch_tokens
 from .protocol import (
     Protocol,
@@ -410,7 +409,7 @@ def encode_inputs(
     truncation.
     """
     if not model.has_prompts:
-        return encode_texts(model.runtime, limit_characters(inputs, cut), cut), 0
+        return model.runtime.encode_texts(limit_characters(inputs, cut), cut), 0
     prompt = embedding.select_prompt(model.info.sentence_settings, prompt_name, None)
     inputs = limit_characters(inputs, cut)
     return embedding.rows_to_embed(model.runtime, inputs, prompt, cut)

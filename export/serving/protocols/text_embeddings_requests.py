@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from ...errors import RequestError, TooLong, UsageError
 from ...text.checks import Pair, check_string
-from ...text.tasks.rows import Cut
+from ...text.text_model import Cut
 from .protocol import STRICT, Items, ModelName, json_schema, parse_inputs, short_repr
 
 INPUTS = json_schema(str | list[str | list[int]] | list[int])

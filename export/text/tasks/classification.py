@@ -29,8 +29,7 @@ from ..scores import (
     rank_labels,
     softmax,
 )
-from ..text_model import TextModel
-from .rows import Cut, Row, encode_texts, label_names, require, run_rows
+from ..text_model import Cut, Row, TextModel
 from .task import JsonObject, TaskCall
 
 MAX_PAIRS = 2000  # of a text and a label in a request
@@ -62,11 +61,11 @@ def classify(
         ValueError: if the export has no sequence classification head, a text is invalid, has no
             tokens or too many, a label has no name, or the recorded activation is unknown.
     """
-    require(runtime, CLASSIFY)
+    runtime.require(CLASSIFY)
     if top_k is not None:
         check_count("top_k", top_k)
     function = scoring(runtime, function_to_apply)
-    return label_rows(runtime, encode_texts(runtime, check_texts_or_pairs(texts)), function, top_k)
+    return label_rows(runtime, runtime.encode_texts(check_texts_or_pairs(texts)), function, top_k)
 
 
 def label_rows(
@@ -74,9 +73,9 @@ def label_rows(
 ) -> list[list[JsonObject]]:
     """Return the labels of each of `rows` with their scores, as `classify` does. `function`
     makes scores of logits."""
-    labels = label_names(runtime)
-    return run_rows(
-        runtime, rows, lambda row, outputs: rank_labels(labels, function(outputs["logits"]), top_k)
+    labels = runtime.label_names()
+    return runtime.run_rows(
+        rows, lambda row, outputs: rank_labels(labels, function(outputs["logits"]), top_k)
     )
 
 
@@ -147,7 +146,7 @@ def zero_shot(
             with "entail", or a text is blank, invalid or too long with its hypothesis.
         TooLong: if there are more than `max_pairs`.
     """
-    require(runtime, ZERO_SHOT)
+    runtime.require(ZERO_SHOT)
     check_flags(multi_label=multi_label)
     texts = check_texts(texts)
     candidates = parse_candidates(candidate_labels)
@@ -158,7 +157,7 @@ def zero_shot(
     entailment, contradiction = entailment_and_contradiction(runtime)
     pairs = [(text, hypothesis) for text in texts for hypothesis in hypotheses]
     rows = encode_pairs(runtime, pairs, runtime.tokenizer_settings.longest)
-    logits = np.array(run_rows(runtime, rows, lambda row, outputs: outputs["logits"]))
+    logits = np.array(runtime.run_rows(rows, lambda row, outputs: outputs["logits"]))
     by_text = logits.reshape(len(texts), len(candidates), -1)
     if multi_label or len(candidates) == 1:
         scores = softmax(by_text[..., [contradiction, entailment]])[..., 1]
@@ -174,17 +173,17 @@ def encode_pairs(runtime: TextModel, pairs: Sequence[Pair], longest: int | None)
     not: where one leaves no room for a text, the pair stays whole, as in the pipeline.
     """
     if longest is None:
-        return encode_texts(runtime, pairs)
+        return runtime.encode_texts(pairs)
     room = longest - runtime.tokenizer.num_special_tokens_to_add(True)
     lengths = {
         text: len(runtime.tokenizer.encode(text, add_special_tokens=False)) for _, text in pairs
     }
     fits = [lengths[hypothesis] < room for _, hypothesis in pairs]
     truncated = iter(
-        encode_texts(runtime, list(itertools.compress(pairs, fits)), Cut(longest, "only_first"))
+        runtime.encode_texts(list(itertools.compress(pairs, fits)), Cut(longest, "only_first"))
     )
     encodings = iter(
-        encode_texts(runtime, [pair for pair, is_short in zip(pairs, fits) if not is_short])
+        runtime.encode_texts([pair for pair, is_short in zip(pairs, fits) if not is_short])
     )
     return [next(truncated if is_short else encodings) for is_short in fits]
 
@@ -226,7 +225,7 @@ def entailment_and_contradiction(runtime: TextModel) -> tuple[int, int]:
 
     Raises ValueError if no label begins with "entail".
     """
-    labels = label_names(runtime)
+    labels = runtime.label_names()
     matches = [number for number, label in enumerate(labels) if label.lower().startswith("entail")]
     if not matches:
         raise ValueError(

@@ -19,9 +19,8 @@ from ...inference.export_info import ExportInfo
 from ...inference.sentence_settings import SentenceSettings
 from ..checks import check_choice, check_count, check_strings
 from ..sentence_modules import SentenceModules, normalize
-from ..text_model import TextModel
+from ..text_model import Cut, Row, TextModel, plain_row
 from ..tokenizer_settings import read_longest
-from .rows import Cut, Row, decode, encode_texts, plain_row, require, run_rows, warn_of_cut
 from .task import JsonObject, TaskCall
 
 # tokens without a weight in BGE-M3
@@ -73,7 +72,7 @@ def embed(
         ValueError: if the export does not return hidden states, a text is a pair or has no tokens,
             or a module is not supported.
     """
-    require(runtime, EMBED)
+    runtime.require(EMBED)
     if truncate_dim is not None:
         check_count("truncate_dim", truncate_dim)
     check_choice("precision", precision, PRECISIONS)
@@ -151,20 +150,20 @@ def rows_to_embed(
     """
     if prompt:
         inputs = [
-            item if isinstance(item, str) else decode(runtime, item, skip_special_tokens=True)
+            item if isinstance(item, str) else runtime.decode_row(item, skip_special_tokens=True)
             for item in inputs
         ]
     texts = [prompt + item for item in inputs if isinstance(item, str)]
-    encodings = iter(encode_texts(runtime, texts, cut))
+    encodings = iter(runtime.encode_texts(texts, cut))
     rows = [
         next(encodings) if isinstance(item, str) else plain_row(cut.cut_ids(item))
         for item in inputs
     ]
     if any(len(item) > cut.longest for item in inputs if not isinstance(item, str)):
-        warn_of_cut(runtime, cut)
+        runtime.warn_of_cut(cut)
     if not prompt:
         return rows, 0
-    [encoding] = encode_texts(runtime, [prompt], Cut(cut.longest))
+    [encoding] = runtime.encode_texts([prompt], Cut(cut.longest))
     # with the special tokens before the prompt, not with those after it
     return rows, len(encoding.ids) - (encoding.special_tokens_mask[-1:] == [1])
 
@@ -182,8 +181,7 @@ def vectors(
     vector, None for all. `modules` are by default those of the export.
     """
     modules = modules or runtime.sentence_modules
-    results = run_rows(
-        runtime,
+    results = runtime.run_rows(
         rows,
         lambda row, outputs: modules.embedding(outputs["last_hidden_state"], prompt_length)[:width],
     )
@@ -192,7 +190,7 @@ def vectors(
 
 def hidden_states(runtime: TextModel, rows: Sequence[Row]) -> list[np.ndarray]:
     """Return the hidden states (S, D) of each of `rows`."""
-    return run_rows(runtime, rows, lambda row, outputs: outputs["last_hidden_state"])
+    return runtime.run_rows(rows, lambda row, outputs: outputs["last_hidden_state"])
 
 
 def similarity(runtime: TextModel, first: np.ndarray, second: np.ndarray, /) -> np.ndarray:
@@ -333,7 +331,7 @@ def embed_sparse(
         ValueError: if the export returns no sparse embeddings, or a text is a pair or has no
             tokens.
     """
-    require(runtime, EMBED_SPARSE)
+    runtime.require(EMBED_SPARSE)
     if max_active_dims is None:
         max_active_dims = runtime.info.sentence_settings.max_active_dims
     if max_active_dims is not None:
@@ -353,7 +351,7 @@ def sparse_vectors(
         values = term_weights(runtime, row, outputs) if is_m3 else outputs["sentence_embedding"]
         return sparse_vector(values, max_values)
 
-    return run_rows(runtime, rows, read)
+    return runtime.run_rows(rows, read)
 
 
 def term_weights(runtime: TextModel, row: Row, outputs: dict[str, np.ndarray]) -> np.ndarray:
@@ -395,11 +393,11 @@ def embed_multi_vector(
         UsageError: if `prompt_name` is unknown, or if both a prompt and a name are set.
         ValueError: if the export is no BGE-M3, or a text is a pair or has no tokens.
     """
-    require(runtime, EMBED_MULTI_VECTOR)
+    runtime.require(EMBED_MULTI_VECTOR)
     rows, _ = prompted_rows(runtime, texts, prompt_name, prompt)
     vectors = runtime.token_heads.vectors
-    return run_rows(
-        runtime, rows, lambda row, outputs: normalize(vectors(outputs["last_hidden_state"][1:]))
+    return runtime.run_rows(
+        rows, lambda row, outputs: normalize(vectors(outputs["last_hidden_state"][1:]))
     )
 
 
@@ -408,8 +406,8 @@ def embed_multi_vector(
 
 def token_states(runtime: TextModel, texts: Sequence[str], /) -> list[np.ndarray]:
     """Return the hidden states (S, D) of each text, which is not truncated, without a prompt."""
-    require(runtime, EMBED)
-    return hidden_states(runtime, encode_texts(runtime, check_strings(texts)))
+    runtime.require(EMBED)
+    return hidden_states(runtime, runtime.encode_texts(check_strings(texts)))
 
 
 def compare_sentences(

@@ -14,7 +14,6 @@ from ...inference.export_info import TOKENIZER_CONFIG
 from ..checks import check_count, check_texts, is_strings, with_names
 from ..scores import softmax
 from ..text_model import TextModel
-from .rows import decode, encode_texts, require, run_rows
 from .task import JsonObject, TaskCall
 
 
@@ -41,11 +40,11 @@ def fill_mask(
         ValueError: if the export is not a masked language model, the tokenizer has no mask token,
             or a text is blank, is a pair, has no mask or has too many tokens.
     """
-    require(runtime, FILL_MASK)
+    runtime.require(FILL_MASK)
     check_count("top_k", top_k, max_value=runtime.info.config["vocab_size"])
     mask = mask_token(runtime)
     candidates = None if targets is None else target_ids(runtime, targets)
-    rows = encode_texts(runtime, check_texts(texts))
+    rows = runtime.encode_texts(check_texts(texts))
     for row, name in with_names(rows):
         if mask not in row.ids:
             raise ValueError(
@@ -62,7 +61,7 @@ def fill_mask(
         ]
         return filled[0] if is_only else filled
 
-    return run_rows(runtime, rows, fill)
+    return runtime.run_rows(rows, fill)
 
 
 def mask_token(runtime: TextModel) -> int:
@@ -98,8 +97,10 @@ def fillings(
     results = []
     for token in best:
         filled = [*ids[:position], token, *ids[position + 1 :]]
-        sequence = decode(runtime, [id for id in filled if id != pad], skip_special_tokens=is_only)
-        text = decode(runtime, [token], skip_special_tokens=False)
+        sequence = runtime.decode_row(
+            [id for id in filled if id != pad], skip_special_tokens=is_only
+        )
+        text = runtime.decode_row([token], skip_special_tokens=False)
         results.append(
             {"score": float(scores[token]), "token": token, "token_str": text, "sequence": sequence}
         )

@@ -9,7 +9,6 @@ from ...heads import CHOICES, CHOOSE, NEXT_SENTENCE, PAIR
 from ..checks import Pair, check_list, check_text, parse_pair, with_names
 from ..scores import rank_labels, softmax
 from ..text_model import TextModel
-from .rows import encode_texts, require, run_rows
 from .task import TaskCall
 
 
@@ -24,11 +23,11 @@ def next_sentence(runtime: TextModel, pairs: Sequence[Pair | dict[str, str]], /)
         ValueError: if the export has no next sentence head, or a pair is a single text, has no
             tokens or has too many.
     """
-    require(runtime, NEXT_SENTENCE)
+    runtime.require(NEXT_SENTENCE)
     items = with_names(check_list(pairs, "pairs", "pairs"))
-    rows = encode_texts(runtime, [parse_pair(pair, name) for pair, name in items])
+    rows = runtime.encode_texts([parse_pair(pair, name) for pair, name in items])
     # a pretraining head has the logits of tokens first
-    return np.array(run_rows(runtime, rows, lambda row, outputs: [*outputs.values()][-1]))
+    return np.array(runtime.run_rows(rows, lambda row, outputs: [*outputs.values()][-1]))
 
 
 def choose(
@@ -45,10 +44,10 @@ def choose(
         ValueError: if the export has no multiple choice head, the number of lists is not the number
             of texts, a list is empty, or a text or choice is blank or has too many tokens together.
     """
-    require(runtime, CHOOSE)
+    runtime.require(CHOOSE)
     pairs = check_choices(texts, choices)
-    rows = encode_texts(runtime, [pair for group in pairs for pair in group])
-    scores = np.array(run_rows(runtime, rows, lambda row, outputs: outputs["logits"][0]))
+    rows = runtime.encode_texts([pair for group in pairs for pair in group])
+    scores = np.array(runtime.run_rows(rows, lambda row, outputs: outputs["logits"][0]))
     return np.split(scores, np.cumsum([len(group) for group in pairs])[:-1])
 
 

@@ -11,8 +11,7 @@ from ...errors import UsageError
 from ...heads import ANSWER, QUESTION
 from ...shared.answer_spans import Window, find_answers, read_window
 from ..checks import check_count, check_flags, check_texts
-from ..text_model import TextModel
-from .rows import MAX_WINDOWS, Cut, check_windows, encode_texts, require, run_windows
+from ..text_model import MAX_WINDOWS, Cut, TextModel, check_windows
 from .task import JsonObject, TaskCall
 
 MAX_SEQ_LEN, DOC_STRIDE = 384, 128
@@ -59,7 +58,7 @@ def answer(
             length, a text is blank, or a question is so long that windows cannot advance.
         TooLong: if a context needs more than `max_windows`.
     """
-    require(runtime, ANSWER)
+    runtime.require(ANSWER)
     for name, value in (("top_k", top_k), ("max_answer_len", max_answer_len)):
         check_count(name, value)
     check_flags(handle_impossible_answer=handle_impossible_answer, align_to_words=align_to_words)
@@ -75,7 +74,7 @@ def answer(
                 question = question[: encoding.offsets[max_question_len - 1][1]]
         windows.append(make_windows(runtime, question, context, number, *sizes, max_windows))
     names = [f"context {number} with its question" for number in range(len(examples))]
-    all_windows = run_windows(runtime, windows, partial(read_outputs, runtime), names)
+    all_windows = runtime.run_windows(windows, partial(read_outputs, runtime), names)
     return [
         find_answers(
             group, context, top_k, max_answer_len, handle_impossible_answer, align_to_words
@@ -137,7 +136,7 @@ def make_windows(
     """
     sequence = context_sequence(runtime)
     pair = (question, context) if sequence else (context, question)
-    [encoding] = encode_texts(runtime, [pair])
+    [encoding] = runtime.encode_texts([pair])
     length = encoding.sequence_ids.count(sequence)
     if not length:
         raise ValueError(f"context {number} has no tokens, expected words that the tokenizer knows")
@@ -150,8 +149,8 @@ def make_windows(
             f"question, expected more than doc_stride={doc_stride}, as the context has {length}"
         )
     check_windows(f"context {number}", length, room - doc_stride, max_windows)
-    [first] = encode_texts(
-        runtime, [pair], Cut(max_seq_len, "only_second" if sequence else "only_first", doc_stride)
+    [first] = runtime.encode_texts(
+        [pair], Cut(max_seq_len, "only_second" if sequence else "only_first", doc_stride)
     )
     return [first, *first.overflowing]
 

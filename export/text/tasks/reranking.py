@@ -19,18 +19,8 @@ from ..checks import (
     check_strings,
 )
 from ..scores import sigmoid
-from ..text_model import TextModel
+from ..text_model import Cut, Row, TextModel, TokenRow, plain_row
 from .embedding import max_length, select_prompt
-from .rows import (
-    Cut,
-    Row,
-    TokenRow,
-    encode_texts,
-    plain_row,
-    require,
-    run_rows,
-    warn_of_cut,
-)
 from .task import JsonObject, TaskCall
 
 
@@ -63,7 +53,7 @@ def rerank(
         ValueError: if the export has no sequence classification head with one label, the number of
             lists is not the number of queries, a list is empty, or a text is no string.
     """
-    require(runtime, RERANK)
+    runtime.require(RERANK)
     if len(runtime.info.config["id2label"]) != 1:
         raise ValueError(
             f"this export has the labels {list(runtime.info.config['id2label'].values())!r:.80}, "
@@ -84,7 +74,7 @@ def rerank(
 def score_rows(runtime: TextModel, rows: Sequence[Row], raw_scores: bool = False) -> np.ndarray:
     """Return the score of each of `rows`, (B,) float32, as `rerank` does. Each row is a pair of a
     query and a text, see `pair_rows`."""
-    logits = np.array(run_rows(runtime, rows, lambda row, outputs: outputs["logits"][0]))
+    logits = np.array(runtime.run_rows(rows, lambda row, outputs: outputs["logits"][0]))
     return logits if raw_scores else sigmoid(logits)
 
 
@@ -138,7 +128,7 @@ def pair_rows(
     """
     reranker = runtime.info.config.get("reranker")
     if not reranker:
-        return encode_texts(runtime, pairs, cut)
+        return runtime.encode_texts(pairs, cut)
     template = reranker["template"]
     texts = [
         template.format(instruction=instruction, query=query, document=text)
@@ -148,7 +138,7 @@ def pair_rows(
     *rows, end = runtime.encode([*texts, literal if name is None else ""], special_tokens=False)
     kept = [keep_end(row.ids, end.ids, cut) for row in rows]
     if any(len(row.ids) > cut.longest for row in rows):
-        warn_of_cut(runtime, cut)
+        runtime.warn_of_cut(cut)
     return kept
 
 

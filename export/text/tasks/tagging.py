@@ -11,17 +11,7 @@ from ...errors import UsageError
 from ...heads import TAG, TEXT
 from ..checks import check_choice, check_count, check_strings, is_strings, with_names
 from ..scores import softmax
-from ..text_model import TextModel
-from .rows import (
-    MAX_WINDOWS,
-    Cut,
-    check_windows,
-    encode_texts,
-    join,
-    label_names,
-    require,
-    run_windows,
-)
+from ..text_model import MAX_WINDOWS, Cut, TextModel, check_windows
 from .task import JsonObject, TaskCall
 
 # aggregation of the tokens of a word: (tokens, labels) -> (labels,)
@@ -67,23 +57,23 @@ def tag(
             or too many, or a label has no name.
         TooLong: if a text needs more than `max_windows`.
     """
-    require(runtime, TAG)
+    runtime.require(TAG)
     check_choice("aggregation_strategy", aggregation_strategy, STRATEGIES)
     if not is_strings(ignore_labels):
         seen = f"ignore_labels is {reprlib.repr(ignore_labels)}"
         raise UsageError(f"{seen}, expected a list of strings", "ignore_labels")
-    labels = label_names(runtime)
+    labels = runtime.label_names()
     texts = check_strings(texts)
     cut = make_cut(runtime, aggregation_strategy, stride)
     if cut is not None and stride and max_windows is not None:
-        for row, name in with_names(encode_texts(runtime, texts)):
+        for row, name in with_names(runtime.encode_texts(texts)):
             special = runtime.tokenizer.num_special_tokens_to_add(False)
             check_windows(name, len(row.ids), cut.longest - special - stride, max_windows)
-    rows = encode_texts(runtime, texts, cut)
+    rows = runtime.encode_texts(texts, cut)
     windows = [[row, *(row.overflowing if stride is not None else ())] for row in rows]
     names = [name for _, name in with_names(texts)]
-    all_scores = run_windows(
-        runtime, windows, lambda row, outputs: softmax(outputs["logits"]), names
+    all_scores = runtime.run_windows(
+        windows, lambda row, outputs: softmax(outputs["logits"]), names
     )
     results = []
     for text, group, scores in zip(texts, windows, all_scores):
@@ -165,7 +155,7 @@ def aggregate(
         best = int(scores.argmax())
         fields = {"entity": labels[best], "score": float(scores[best])}
         fields |= {"index": word[0].place} if strategy == "none" else {}
-        text = join(runtime, [token.word for token in word]) if merge else word[0].word
+        text = runtime.join_tokens([token.word for token in word]) if merge else word[0].word
         labeled.append({**fields, "word": text, "start": word[0].start, "end": word[-1].end})
     return labeled if strategy == "none" else group_entities(runtime, labeled)
 
@@ -181,7 +171,7 @@ def group_entities(runtime: TextModel, entities: list[dict]) -> list[JsonObject]
         {
             "entity_group": group[0]["entity"].split("-", 1)[-1],
             "score": float(np.mean([entity["score"] for entity in group])),
-            "word": join(runtime, [entity["word"] for entity in group]),
+            "word": runtime.join_tokens([entity["word"] for entity in group]),
             "start": group[0]["start"],
             "end": group[-1]["end"],
         }

@@ -16,10 +16,9 @@ from ..alignments import Alignment, moved
 from ..checks import check_texts
 from ..languages import Choice
 from ..markup import MarkedText, kept_line
-from ..text_model import TextModel
+from ..text_model import TextModel, check_row
 from .alignment import Translation, align_sentences
 from .generation import generate_rows
-from .rows import check_row, require
 from .segments import (
     Keep,
     Part,
@@ -91,7 +90,7 @@ def translate(
             alignment graph.
     """
     options = check_single(options, "translate returns")
-    require(runtime, TRANSLATE)
+    runtime.require(TRANSLATE)
     text_options = TextOptions(
         split, copy_letterless, markup, keep, return_alignments, replace_unknowns
     )

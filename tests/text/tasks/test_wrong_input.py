@@ -7,7 +7,7 @@ import pytest
 from messages import raises
 
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.text.tasks.rows import plain_row, run_windows
+from vanilla_transformer_export.text.text_model import plain_row
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_windows_are_counted_before_they_are_made(made, monkeypatch):
 def test_window_without_tokens_is_named_by_its_text(made):
     windows = [[plain_row([5]), plain_row([6])], [plain_row([])]]
     with raises(ValueError, seen="second"):
-        run_windows(made("tag")[1], windows, lambda row, outputs: None, ["first", "second"])
+        made("tag")[1].run_windows(windows, lambda row, outputs: None, ["first", "second"])
 
 
 def test_missing_labels_in_config_raise(made, monkeypatch):
