@@ -10,7 +10,6 @@ from .engine.inputs import start_tokens
 from .errors import UsageError
 from .inference.options import Options
 from .shared.attention_figures import AttentionMaps, check_length, plot, save_figure
-from .text.tasks.generation import generate_rows
 from .text_runtime import TextRuntime, open_runtime
 
 CROSS = "cross"
@@ -78,7 +77,7 @@ def target_tokens(
     translation of `row`. An end token is only predicted."""
     [[start]] = start_tokens(runtime.info, 1, None, options).tolist()
     if target is None:
-        [result] = generate_rows(runtime, [row], [options])
+        [result] = runtime.generate_rows([row], [options])
         return [start, *result.tokens[:-1]]
     [encoding] = runtime.encode([target], False, runtime.target_tokenizer)
     if not encoding.ids:

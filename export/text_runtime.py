@@ -5,7 +5,7 @@ import os
 import reprlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from .errors import UsageError
 from .inference.config import VISION
 from .inference.export_info import MANIFEST, json_object
 from .inference.options import Options, check_seeds
-from .runtime import Runtime
+from .runtime import Closing, Runtime
 from .text.checks import is_strings
 from .text.languages import Choice
 from .text.tasks import (
@@ -27,7 +27,6 @@ from .text.tasks import (
     tagging,
     translation,
 )
-from .text.tasks.generation import generate_rows
 from .text.tasks.segments import (
     Keep,
     Translated,
@@ -38,7 +37,7 @@ from .text.tasks.segments import (
 from .text.text_model import TextModel
 
 
-class TextRuntime(TextModel):
+class TextRuntime(Closing, TextModel):
     """An export directory with its tokenizer.json, loaded; `options` are arguments of
     `Runtime`.
 
@@ -61,16 +60,6 @@ class TextRuntime(TextModel):
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how pickle and `copy` open the export again, see `Runtime`."""
         return type(self).around, (self.runtime,)
-
-    def close(self) -> None:
-        """Free the memory of the graphs, see `Runtime.close`."""
-        self.runtime.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     # the tasks
     translate = translation.translate
@@ -186,8 +175,8 @@ class TextRuntime(TextModel):
         rows, checked = self.checked_rows(texts, *languages, options, seeds)
         prefixes = self.prefixes(target_prefix, len(rows))
         unknown = translation.unknown_token(self, replace_unknowns)
-        results = generate_rows(
-            self, rows, checked, prefixes, seeds, is_scored, are_aligned, unknown
+        results = self.generate_rows(
+            rows, checked, prefixes, seeds, is_scored, are_aligned, unknown
         )
         return translation.decode_texts(self, texts, rows, results, unknown), results
 

@@ -114,22 +114,23 @@ class ImageProcessor:
                 f"{path} has the image_processor_type {name!r:.100}, expected one of "
                 f"{', '.join(TYPES)}"
             )
-        values = {name: value for name, value in config.items() if value is not None}
         settings = DEFAULTS | TYPES[base]
-        for name, value in values.items():
-            if name not in (*settings, *UNUSED) and value is not False and not name.startswith("_"):
-                known = ", ".join(step for step in settings if step.startswith("do_"))
+        for name, value in config.items():
+            kind = KINDS.get(name)
+            if value is None:
+                settings |= {name: False} if kind is FLAG else {}  # as in transformers
+            elif name not in settings:
+                if name not in UNUSED and value is not False and not name.startswith("_"):
+                    known = ", ".join(step for step in settings if step.startswith("do_"))
+                    raise ValueError(
+                        f"{path} has {name} {reprlib.repr(value)}, which is not supported: "
+                        f"expected {known}"
+                    )
+            elif kind is None or kind.holds(value):
+                settings[name] = value
+            else:
                 raise ValueError(
-                    f"{path} has {name} {reprlib.repr(value)}, which is not supported: expected "
-                    f"{known}"
-                )
-        # null means False, as in transformers
-        settings |= {name: False for name in config.keys() - values if KINDS.get(name) is FLAG}
-        settings |= {name: value for name, value in values.items() if name in settings}
-        for name, kind in KINDS.items():
-            if name in values and not kind.holds(values[name]):
-                raise ValueError(
-                    f"{path} has {name} {reprlib.repr(values[name])}, expected {kind.expected}"
+                    f"{path} has {name} {reprlib.repr(value)}, expected {kind.expected}"
                 )
         settings["size"] = parse_size("size", settings["size"], settings["default_to_square"], path)
         if settings["do_center_crop"]:

@@ -8,7 +8,6 @@ from gold import COUNT, PAIRS, captions, f1, gold_links, gold_parts, needs_capti
 
 from vanilla_transformer_export import TextRuntime, export
 from vanilla_transformer_export.text.alignments import align_words, source_spans, target_spans
-from vanilla_transformer_export.text.tasks.generation import generate_rows
 
 
 def test_file_has_a_line_of_pairs_for_each_caption_of_each_part():
@@ -49,7 +48,7 @@ def test_heads_of_cards_find_the_words_that_belong_together(pair, tmp_path):
             assert gold.count(None) < COUNT / 100
             own = f1([each.links for each in translated], gold)
             rows, [options, *_] = runtime.checked_rows(sources, None, None, {})
-            results = generate_rows(runtime, rows, [options] * COUNT)
+            results = runtime.generate_rows(rows, [options] * COUNT)
             tokens = [result.tokens for result in results]
         else:
             own = f1(links_of(runtime, sources, rows, tokens), gold)

@@ -18,7 +18,6 @@ from ..languages import Choice
 from ..markup import MarkedText, kept_line
 from ..text_model import TextModel, check_row
 from .alignment import Translation, align_sentences
-from .generation import generate_rows
 from .segments import (
     Keep,
     Part,
@@ -205,8 +204,7 @@ class Plan:
             seeds = row_seeds(self.options[0].seed, len(self.segments))
         if seeds is not None:
             seeds = [row_seed(seeds[text], number) for text, number in places]
-        results = generate_rows(
-            self.runtime,
+        results = self.runtime.generate_rows(
             self.rows,
             [self.options[text] for text, _ in places],
             seeds=seeds,
