@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from sentence_texts import TEXTS, UNSPACED
 
-from vanilla_transformer_export.text.tasks.sentences import sentences_and_spaces
+from vanilla_transformer_export.text.tasks.segments import sentences_and_spaces
 
 Splitter = Callable[[str, str], list[str]]  # a text and the code of its language -> sentences
 

@@ -83,6 +83,11 @@ def check_texts_or_pairs(texts: object) -> list[str | Pair]:
     ]
 
 
+def has_letters(text: str) -> bool:
+    """Return True if `text` has a letter of any script."""
+    return any(map(str.isalpha, text))
+
+
 def with_names(texts: Sequence[Any], name: str = "text") -> list[tuple[Any, str]]:
     """Return (text, name) for each text, with a name for errors such as "text 0 of 3"."""
     return [(text, f"{name} {index} of {len(texts)}") for index, text in enumerate(texts)]

@@ -14,7 +14,7 @@ from itertools import groupby, takewhile
 from typing import NamedTuple
 
 from .alignments import NO_SPACES, Span
-from .tasks.sentences import has_letters
+from .checks import has_letters
 
 CLOSING_MARKS = ".,;:!?…%)]}»”’'\"。、，！？"  # no space before them
 # A footnote such as `<sup>1</sup>` or `<a>[*]</a>` stands directly behind or before a word, or

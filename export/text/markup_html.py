@@ -12,8 +12,8 @@ from html import unescape
 from itertools import groupby
 from typing import NamedTuple
 
+from .checks import has_letters
 from .markup import HIDDEN, IMAGE, WORD, MarkedText, MarkedTextBuilder
-from .tasks.sentences import has_letters
 
 BEGIN = re.compile(r"<(?=[a-zA-Z!?]|/.)", re.DOTALL)  # start of markup; any other "<" is text
 COMMENT = re.compile(r"<!--(?:-?>|.*?--!?>)", re.DOTALL)

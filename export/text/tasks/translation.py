@@ -59,7 +59,7 @@ def translate(
     Args:
         texts: strings.
         split: split texts into sentences by the rules of
-            `vanilla_transformer_export.text.tasks.sentences`. If False, each text is one sentence.
+            `vanilla_transformer_export.text.tasks.segments`. If False, each text is one sentence.
         src_lang, tgt_lang: one language for all texts, or a list with one for each text.
         copy_letterless: copy sentences without letters, such as `12:30`, `***` or an emoji, instead
             of translating them.

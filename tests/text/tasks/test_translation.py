@@ -10,7 +10,7 @@ from messages import raises
 from sentence_splitting import ours, right_texts
 
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.text.tasks.sentences import sentences_and_spaces
+from vanilla_transformer_export.text.tasks.segments import sentences_and_spaces
 
 
 @pytest.mark.parametrize(
