@@ -249,11 +249,6 @@ class Output:
             facts["output"] = hashlib.file_digest(file, "sha256").hexdigest()
             write_json(facts_path, facts, self.folder, known)  # without facts a part is not ours
 
-    def bad(self, count: int) -> Iterator[tuple[int, str]]:
-        """Yield (line number from 0, reason) of the bad lines of the first `count` shards."""
-        for number in range(count):
-            yield from read_object(self.facts_path(number))["bad"]
-
     def remove(self) -> None:
         """Remove the files of shards from the folder, and the folder if nothing else is in it."""
         for facts_path in self.folder.glob("[0-9]*.facts"):
@@ -287,7 +282,8 @@ class Output:
         Each has `line`, a number from 1, and `reason`. Without bad lines there is no file, and an
         earlier one is removed.
         """
-        bad = self.bad(count)
+        facts = map(read_object, map(self.facts_path, range(count)))
+        bad = (line for of_shard in facts for line in of_shard["bad"])
         first = next(bad, None)
         if first is None:
             remove_file(self.bad_lines, self.bad_before)
