@@ -25,7 +25,7 @@ from .protocol import (
     served_models,
     server_settings,
     use_model,
-    validated,
+    validate,
 )
 
 TRANSLATES = Ability("translate", lambda model: model.has_task(TRANSLATE))
@@ -249,9 +249,7 @@ async def read_body(request: Request) -> Translation:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in FORMS:
         return parse_body(await request.body(), Translation)
-    fields = await read_form(request, kind)
-    with validated(fields, "body"):
-        return Translation.model_validate(fields)
+    return validate(await read_form(request, kind), Translation)
 
 
 async def read_form(request: Request, kind: str) -> JsonObject:

@@ -6,7 +6,7 @@ A new protocol is a module of this folder with `PROTOCOL`, and a name in `PROTOC
 import contextlib
 import json
 import reprlib
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -116,15 +116,14 @@ def short_repr(value: Any) -> str:
         return f"a {type(value).__name__}"
 
 
-@contextlib.contextmanager
-def validated(value: Any, *location: str) -> Iterator[None]:
-    """Convert a ValidationError of pydantic in the block to a RequestValidationError of FastAPI.
-    `location` is where `value` is in the request."""
+def validate(fields: JsonObject, model: type[Model]) -> Model:
+    """Return the request with `fields`, those of its body. Raises RequestValidationError of FastAPI
+    if they do not fit `model`."""
     try:
-        yield
+        return model.model_validate(fields)
     except ValidationError as error:
-        errors = [{**item, "loc": (*location, *item["loc"])} for item in error.errors()]
-        raise RequestValidationError(errors, body=value) from None
+        errors = [{**item, "loc": ("body", *item["loc"])} for item in error.errors()]
+        raise RequestValidationError(errors, body=fields) from None
 
 
 def parse_body(content: bytes, model: type[Model]) -> Model:
@@ -140,8 +139,7 @@ def parse_body(content: bytes, model: type[Model]) -> Model:
         raise UsageError(f"the body is not valid JSON: {error}, expected a JSON object") from None
     if not isinstance(fields, dict):
         raise UsageError(f"the body is {short_repr(fields)}, expected a JSON object")
-    with validated(fields, "body"):
-        return model.model_validate(fields)
+    return validate(fields, model)
 
 
 def check_names_and_sizes(options: dict[str, Any]) -> None:

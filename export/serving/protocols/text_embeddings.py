@@ -33,7 +33,7 @@ from .protocol import (
     server_settings,
     short_repr,
     use_model,
-    validated,
+    validate,
 )
 from .text_embeddings_requests import (
     DecodeRequest,
@@ -96,9 +96,7 @@ async def answer(request: Request, body: JsonObject) -> Response:
     endpoint, form = next(
         (endpoint, form) for ability, endpoint, form in ENDPOINTS if ability.fits(model)
     )
-    with validated(body, "body"):
-        checked = form.model_validate(body)
-    return await endpoint(request, checked)
+    return await endpoint(request, validate(body, form))
 
 
 @router.post("/embed")
