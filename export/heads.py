@@ -68,8 +68,10 @@ ANSWER = Task(
     "answer", "text.tasks.question_answering:answer", (QUESTION,), ("question-answering",)
 )
 FILL_MASK = Task("fill-mask", "text.tasks.masks:fill_mask", pipelines=("fill-mask",))
-NEXT_SENTENCE = Task("next-sentence", "text.tasks.pairs:next_sentence", (PAIR,), ("next-sentence",))
-CHOOSE = Task("choose", "text.tasks.pairs:choose", (CHOICES,), ("multiple-choice",))
+NEXT_SENTENCE = Task(
+    "next-sentence", "text.tasks.classification:next_sentence", (PAIR,), ("next-sentence",)
+)
+CHOOSE = Task("choose", "text.tasks.classification:choose", (CHOICES,), ("multiple-choice",))
 EMBED = Task(
     "embed",
     "text.tasks.embedding:embed",

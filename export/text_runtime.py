@@ -21,7 +21,6 @@ from .text.tasks import (
     classification,
     embedding,
     masks,
-    pairs,
     question_answering,
     reranking,
     tagging,
@@ -75,8 +74,8 @@ class TextRuntime(Closing, TextModel):
     embed_sparse = embedding.embed_sparse
     embed_multi_vector = embedding.embed_multi_vector
     similarity = embedding.similarity
-    next_sentence = pairs.next_sentence
-    choose = pairs.choose
+    next_sentence = classification.next_sentence
+    choose = classification.choose
 
     def generate(
         self,

@@ -54,7 +54,7 @@ def test_labels_and_scores_match_pipeline(classifier, tmp_path):
 def test_score_activation_matches_pipeline(problem, labels):
     from transformers.pipelines.image_classification import ImageClassificationPipeline
 
-    from vanilla_transformer_export.text.scores import default_function
+    from vanilla_transformer_export.text.scores import FUNCTIONS, default_function
 
     config = VanillaVisionConfig(**SIZES, num_labels=labels, problem_type=problem)
     pipeline = ImageClassificationPipeline(
@@ -65,7 +65,8 @@ def test_score_activation_matches_pipeline(problem, labels):
     expected = {
         entry["label"]: entry["score"] for entry in pipeline.postprocess({"logits": logits})
     }
-    assert default_function(config.to_dict())(logits.numpy())[0].tolist() == pytest.approx(
+    function = FUNCTIONS[default_function(config.to_dict())]
+    assert function(logits.numpy())[0].tolist() == pytest.approx(
         list(map(expected.get, config.id2label.values()))
     )
 
