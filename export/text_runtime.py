@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .engine.inputs import Generated, check_options, with_targets
+from .engine.inputs import check_options, with_targets
 from .errors import UsageError
 from .inference.config import VISION
 from .inference.export_info import MANIFEST, json_object
@@ -28,7 +28,6 @@ from .text.tasks import (
 )
 from .text.tasks.segments import (
     Keep,
-    Translated,
     check_aligning,
     check_unmarked,
     plain_text,
@@ -127,10 +126,13 @@ class TextRuntime(Closing, TextModel):
         # a line of placeholders only is generated for nothing
         sources = [line.text or line.raw for line in lines]
         are_aligned = [return_alignments or bool(line.marks) for line in lines]
-        languages = src_lang, tgt_lang
-        translated, _ = self._translations(
-            sources, target_prefix, languages, options, seeds, replace_unknowns, are_aligned
+        rows, checked = self.checked_rows(sources, src_lang, tgt_lang, options, seeds)
+        prefixes = self.prefixes(target_prefix, len(rows))
+        unknown = translation.unknown_token(self, replace_unknowns)
+        results = self.generate_rows(
+            rows, checked, prefixes, seeds, are_aligned=are_aligned, unknown_token=unknown
         )
+        translated = translation.decode_texts(self, sources, rows, results, unknown)
         return translated if return_alignments else translation.join_lines(lines, translated)
 
     def generate_with_scores(
@@ -150,34 +152,13 @@ class TextRuntime(Closing, TextModel):
         The score is sum(log p) / length^length_penalty of the new tokens, including the end token.
         """
         check_aligning(self.info, replace_unknowns=replace_unknowns)
-        languages = src_lang, tgt_lang
-        translated, results = self._translations(
-            texts, target_prefix, languages, options, seeds, replace_unknowns, is_scored=True
-        )
-        scores = np.array([result.score for result in results], np.float32)
-        return [*map(plain_text, translated)], scores
-
-    def _translations(
-        self,
-        texts: list[str],
-        target_prefix: list[str] | None,
-        languages: tuple[Choice, Choice],
-        options: dict[str, Any],
-        seeds: Sequence[int] | None,
-        replace_unknowns: bool,
-        are_aligned: Sequence[bool] | None = None,
-        is_scored: bool = False,
-    ) -> tuple[list[Translated], list[Generated]]:
-        """Return the translations of `texts` from the first to the second of `languages`, and what
-        was generated for them. The last two arguments are those of `generate_rows`, and the others
-        those of `generate`."""
-        rows, checked = self.checked_rows(texts, *languages, options, seeds)
+        rows, checked = self.checked_rows(texts, src_lang, tgt_lang, options, seeds)
         prefixes = self.prefixes(target_prefix, len(rows))
         unknown = translation.unknown_token(self, replace_unknowns)
-        results = self.generate_rows(
-            rows, checked, prefixes, seeds, is_scored, are_aligned, unknown
-        )
-        return translation.decode_texts(self, texts, rows, results, unknown), results
+        results = self.generate_rows(rows, checked, prefixes, seeds, True, unknown_token=unknown)
+        translated = translation.decode_texts(self, texts, rows, results, unknown)
+        scores = np.array([result.score for result in results], np.float32)
+        return [*map(plain_text, translated)], scores
 
     def checked_rows(
         self,
