@@ -16,7 +16,7 @@ from ..engine.inputs import Generated, GenerationInput
 from ..errors import RequestError
 from ..heads import GENERATE, IMAGE, TRANSLATE, find_task
 from ..specs.alignment import ROLE as ALIGNMENT
-from ..text.tasks.segments import TextOptions, join_parts
+from ..text.tasks.segments import Piece, TextOptions, join_parts
 from ..text.tasks.task import JsonObject
 from .generation import TranslationJob, call_off_loop, plan_job
 from .models import Ability, ServedModel
@@ -171,7 +171,7 @@ async def sentences(
     space and untranslated parts of the text are yielded with the pieces.
     """
     waiting = iter(job.inputs)
-    before: list[tuple[str, bool]] = []
+    before: list[Piece] = []
     num_sent = 0  # characters
     for part in job.plan.parts[0]:
         text = "" if part.is_translated else part.text

@@ -79,6 +79,7 @@ class TokenRow(NamedTuple):
 
 Row = Encoding | TokenRow
 T = TypeVar("T")
+Outputs = dict[str, np.ndarray]  # of a graph, by name
 
 
 class TextModel:
@@ -283,7 +284,7 @@ class TextModel:
     def run_rows(
         self,
         rows: Sequence[Row],
-        read: Callable[[Any, dict[str, np.ndarray]], T],
+        read: Callable[[Any, Outputs], T],
         names: Sequence[str] | None = None,
     ) -> list[T]:
         """Run the model and return `read(row, outputs)` of each row, in order. Outputs by name have
@@ -321,7 +322,7 @@ class TextModel:
     def run_windows(
         self,
         windows: Sequence[Sequence[Row]],
-        read: Callable[[Any, dict[str, np.ndarray]], T],
+        read: Callable[[Any, Outputs], T],
         names: Sequence[str],
     ) -> list[list[T]]:
         """Return the results of `run_rows` for the windows of each text. `names` are those of the

@@ -21,7 +21,7 @@ from ...shared.options import without_none
 from ...specs.graph_spec import TensorSpec
 from ...specs.sequences import token_inputs
 from ...text.checks import check_strings
-from ...text.text_model import Cut
+from ...text.text_model import Cut, Outputs
 from ..generation import call_off_loop, continue_texts
 from ..models import READY, ServedModel
 from .protocol import (
@@ -184,7 +184,7 @@ class ParsedRequest:
     def texts(self) -> list[str] | None:
         return self.inputs[TEXT.name].tolist() if TEXT.name in self.inputs else None
 
-    def answer(self, model: ServedModel, values: dict[str, np.ndarray]) -> Response:
+    def answer(self, model: ServedModel, values: Outputs) -> Response:
         about = {"model_name": model.name, "model_version": VERSION, "id": self.id}
         requested = {name: values[name] for name in self.outputs}
         content, headers = render_answer(
@@ -297,7 +297,7 @@ def read_and_answer(model: ServedModel, parsed: ParsedRequest) -> Response:
 
 def tensor_outputs(
     model: ServedModel, inputs: dict[str, np.ndarray], with_embedding: bool
-) -> dict[str, np.ndarray]:
+) -> Outputs:
     """Return {name: float32 array} of the outputs of the graph for `inputs` by name.
 
     If `with_embedding`, add the pooled vector of each row. Raises ValueError for wrong inputs.
@@ -326,7 +326,7 @@ def check_no_empty_rows(mask: np.ndarray) -> None:
 
 def text_outputs(
     model: ServedModel, texts: list[str], requested: dict[str, bool], truncates: bool
-) -> dict[str, np.ndarray]:
+) -> Outputs:
     """Return {name: float32 array} of the outputs for `texts`, at least of those whose names are in
     `requested`. Rows are padded with zeros to the longest row.
 

@@ -19,7 +19,7 @@ from ...inference.export_info import ExportInfo
 from ...inference.sentence_settings import SentenceSettings
 from ..checks import check_choice, check_count, check_strings
 from ..sentence_modules import SentenceModules, normalize
-from ..text_model import Cut, Row, TextModel, plain_row
+from ..text_model import Cut, Outputs, Row, TextModel, plain_row
 from ..tokenizer_settings import read_longest
 from .task import JsonObject, TaskCall
 
@@ -347,14 +347,14 @@ def sparse_vectors(
     number of values to keep, None for all."""
     is_m3 = runtime.info.architecture == M3_EMBEDDING
 
-    def read(row: Row, outputs: dict[str, np.ndarray]) -> list[JsonObject]:
+    def read(row: Row, outputs: Outputs) -> list[JsonObject]:
         values = term_weights(runtime, row, outputs) if is_m3 else outputs["sentence_embedding"]
         return sparse_vector(values, max_values)
 
     return runtime.run_rows(rows, read)
 
 
-def term_weights(runtime: TextModel, row: Row, outputs: dict[str, np.ndarray]) -> np.ndarray:
+def term_weights(runtime: TextModel, row: Row, outputs: Outputs) -> np.ndarray:
     """Return the weight of each entry of the vocabulary (V,) in a row of BGE-M3: the largest of its
     tokens, or 0. Special tokens have none."""
     weights = np.zeros(runtime.info.config["vocab_size"], np.float32)

@@ -13,7 +13,7 @@ from ...heads import FILL_MASK, TEXT
 from ...inference.export_info import TOKENIZER_CONFIG
 from ..checks import check_count, check_texts, is_strings, with_names
 from ..scores import softmax
-from ..text_model import TextModel
+from ..text_model import Outputs, TextModel
 from .task import JsonObject, TaskCall
 
 
@@ -51,7 +51,7 @@ def fill_mask(
                 f"{name} has no mask, expected {runtime.tokenizer.id_to_token(mask)} in the text"
             )
 
-    def fill(row: Encoding, outputs: dict[str, np.ndarray]) -> list[Any]:
+    def fill(row: Encoding, outputs: Outputs) -> list[Any]:
         positions = [position for position, token in enumerate(row.ids) if token == mask]
         is_only = len(positions) == 1
         logits = next(iter(outputs.values()))  # a pretraining head has other outputs too

@@ -2,16 +2,14 @@
 "question-answering"."""
 
 from collections.abc import Sequence
-from functools import partial
 
-import numpy as np
 from tokenizers import Encoding
 
 from ...errors import UsageError
 from ...heads import ANSWER, QUESTION
 from ...shared.answer_spans import Window, find_answers, read_window
 from ..checks import check_count, check_flags, check_texts
-from ..text_model import MAX_WINDOWS, Cut, TextModel, check_windows
+from ..text_model import MAX_WINDOWS, Cut, Outputs, TextModel, check_windows
 from .task import JsonObject, TaskCall
 
 MAX_SEQ_LEN, DOC_STRIDE = 384, 128
@@ -74,7 +72,13 @@ def answer(
                 question = question[: encoding.offsets[max_question_len - 1][1]]
         windows.append(make_windows(runtime, question, context, number, *sizes, max_windows))
     names = [f"context {number} with its question" for number in range(len(examples))]
-    all_windows = runtime.run_windows(windows, partial(read_outputs, runtime), names)
+    sequence = context_sequence(runtime)
+    cls_id = runtime.tokenizer_settings.special_tokens["cls_token"]
+
+    def read(row: Encoding, outputs: Outputs) -> Window:
+        return read_window(row, [outputs["start_logits"], outputs["end_logits"]], sequence, cls_id)
+
+    all_windows = runtime.run_windows(windows, read, names)
     return [
         find_answers(
             group, context, top_k, max_answer_len, handle_impossible_answer, align_to_words
@@ -153,14 +157,6 @@ def make_windows(
         [pair], Cut(max_seq_len, "only_second" if sequence else "only_first", doc_stride)
     )
     return [first, *first.overflowing]
-
-
-def read_outputs(runtime: TextModel, row: Encoding, outputs: dict[str, np.ndarray]) -> Window:
-    """Return the window `row` with the probabilities of `outputs`, its start_logits and end_logits
-    (S,)."""
-    logits = [outputs[name] for name in ("start_logits", "end_logits")]
-    cls_id = runtime.tokenizer_settings.special_tokens["cls_token"]
-    return read_window(row, logits, context_sequence(runtime), cls_id)
 
 
 PIPELINES = {

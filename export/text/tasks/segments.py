@@ -20,6 +20,7 @@ from ..text_model import TextModel
 
 HTML = "html"
 Keep = bool | str | Sequence[str] | None
+Piece = tuple[str, bool]  # a part of a text, and True if it is a sentence
 Translated = str | Alignment  # a translation, with its alignment if there is a use for it
 
 
@@ -140,7 +141,7 @@ def split_sentences(
     copied. `prefix`, such as a language word, is repeated before each sentence that is translated.
     `start` is where `text` begins in the places of the parts.
     """
-    pieces: Iterable[tuple[str, bool]] = [(text, True)]
+    pieces: Iterable[Piece] = [(text, True)]
     if text_options.split and text:
         pieces = sentences_and_spaces(text, text_options.language or DEFAULT_LANGUAGE)
     parts = []
@@ -187,12 +188,12 @@ def join_sentences(
     return joined, alignments
 
 
-def join_parts(parts: list[tuple[str, bool]]) -> str:
+def join_parts(parts: list[Piece]) -> str:
     """Return the joined text of `parts`, each a text and True if it is a sentence."""
     return "".join(spaced_parts(parts))
 
 
-def spaced_parts(parts: list[tuple[str, bool]]) -> Iterator[str]:
+def spaced_parts(parts: list[Piece]) -> Iterator[str]:
     """Yield the text of each of `parts`, a text and True if it is a sentence, with a space before
     it where one is needed.
 
@@ -240,7 +241,7 @@ WHITE_SPACE = "\t\x1f\xa0\u1680\u202f\u205f\u3000" + "".join(map(chr, range(0x20
 DEFAULT_LANGUAGE = "en"
 
 
-def sentences_and_spaces(text: str, language: str = DEFAULT_LANGUAGE) -> Iterator[tuple[str, bool]]:
+def sentences_and_spaces(text: str, language: str = DEFAULT_LANGUAGE) -> Iterator[Piece]:
     """Yield the parts of `text` in order, each with True for a sentence or False for white space.
 
     Sentences end by the abbreviations and rules that sentencex has for a language, and by rules for
@@ -267,7 +268,7 @@ def sentences_and_spaces(text: str, language: str = DEFAULT_LANGUAGE) -> Iterato
         yield line[start + len(stripped) :], False
 
 
-def sentences_of_line(line: str, language: str) -> Iterator[tuple[str, bool]]:
+def sentences_of_line(line: str, language: str) -> Iterator[Piece]:
     """Yield the parts of a line in order, each with True for a sentence or False for white space.
 
     The line has no white space around it. `language` is a code of ISO 639-1, also with script or
