@@ -13,7 +13,7 @@ import reprlib
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from .errors import MissingImage, UsageError
 from .heads import IMAGE
 from .inference.config import VISION
 from .inference.export_info import IMAGE_PROCESSOR, json_object
-from .runtime import Closing, Runtime
+from .runtime import Runtime
 from .shared.files import check_no_pointer
 from .specs.sequences import pair
 from .text.checks import check_count, check_flags
@@ -39,7 +39,7 @@ from .text.tasks.task import JsonObject, TaskCall
 Input = str | os.PathLike | Image.Image | np.ndarray
 
 
-class ImageRuntime(Closing):
+class ImageRuntime:
     """An export of a vision model with its preprocessor_config.json, loaded; `options` as
     `Runtime`.
 
@@ -70,6 +70,16 @@ class ImageRuntime(Closing):
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how pickle and `copy` open the export again, see `Runtime`."""
         return functools.partial(type(self), self.info.directory, **self.runtime.arguments), ()
+
+    def close(self) -> None:
+        """Free the memory of the graphs, see `Runtime.close`."""
+        self.runtime.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def classify(self, images: Sequence[Input], /, top_k: int = 5) -> list[list[JsonObject]]:
         """Return the `top_k` best labels of each image, best first, or all if there are fewer.

@@ -30,23 +30,7 @@ from .shared.options import FLAG, check_option, is_int64
 from .targets.registry import default_target
 
 
-class Closing:
-    """A context that is closed at the end of its block."""
-
-    runtime: Any
-
-    def close(self) -> None:
-        """Free the memory of the graphs, see `Runtime.close`."""
-        self.runtime.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-
-class Runtime(Closing):
+class Runtime:
     """A loaded export directory.
 
     Args:
@@ -153,6 +137,12 @@ class Runtime(Closing):
         if (worker_model := vars(self).pop("_worker_model", None)) is not None:
             worker_model.close()
         self.model.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def _checked_device(self, device: str | None) -> str:
         target = find_target(self.info)

@@ -14,7 +14,7 @@ from .errors import UsageError
 from .inference.config import VISION
 from .inference.export_info import MANIFEST, json_object
 from .inference.options import Options, check_seeds
-from .runtime import Closing, Runtime
+from .runtime import Runtime
 from .text.checks import is_strings
 from .text.languages import Choice
 from .text.tasks import (
@@ -35,7 +35,7 @@ from .text.tasks.segments import (
 from .text.text_model import TextModel
 
 
-class TextRuntime(Closing, TextModel):
+class TextRuntime(TextModel):
     """An export directory with its tokenizer.json, loaded; `options` are arguments of
     `Runtime`.
 

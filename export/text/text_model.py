@@ -8,7 +8,7 @@ import reprlib
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
@@ -109,6 +109,16 @@ class TextModel:
         self.has_cut = False  # True once there was a warning of texts that are truncated
         # None of what generates does: there a long text blocks no short one.
         self.may_cut = not self.info.generates
+
+    def close(self) -> None:
+        """Free the memory of the graphs, see `Runtime.close`."""
+        self.runtime.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     @functools.cached_property
     def sentence_languages(self) -> dict[str | None, str]:
@@ -378,7 +388,6 @@ class TextModel:
         count = len(rows)
         if seeds is None:
             seeds = row_seeds(options[0].seed, count)
-        all_seeds = [None] * count if seeds is None else seeds
         prefixes, are_aligned = prefixes or [[]] * count, are_aligned or [False] * count
         kinds: dict[tuple[int, int], list[int]] = {}
         for row in range(count):
@@ -389,24 +398,23 @@ class TextModel:
             first = self.languages.first_tokens(shared)
             starts = np.array([first + prefixes[row] for row in indices]) if length else None
             padded = self.batch([rows[row] for row in indices])
-            inputs = [
-                dataclasses.replace(
-                    checked,
-                    seed=all_seeds[row],
-                    is_aligned=are_aligned[row],
-                    unknown_token=unknown_token,
-                )
-                for row, checked in zip(
-                    indices, self.runtime.inputs(*padded, starts, shared, is_scored), strict=True
-                )
-            ]
-            results = self.runtime.sequences(inputs)
-            for row, of_row, sequences in zip(indices, inputs, results, strict=True):
-                prefix = of_row.prompt[1:] if of_row.source else []
-                by_row[row] = [
-                    dataclasses.replace(sequence, tokens=[*prefix, *sequence.tokens])
-                    for sequence in sequences
+            input_seeds = None if seeds is None else [seeds[row] for row in indices]
+            inputs = self.runtime.inputs(*padded, starts, shared, is_scored, input_seeds)
+            if any(are_aligned) or unknown_token is not None:
+                inputs = [
+                    dataclasses.replace(
+                        checked, is_aligned=are_aligned[row], unknown_token=unknown_token
+                    )
+                    for row, checked in zip(indices, inputs, strict=True)
                 ]
+            results = self.runtime.sequences(inputs)
+            for row, checked, sequences in zip(indices, inputs, results, strict=True):
+                by_row[row] = sequences
+                if checked.source and (prefix := checked.prompt[1:]):
+                    by_row[row] = [
+                        dataclasses.replace(sequence, tokens=[*prefix, *sequence.tokens])
+                        for sequence in sequences
+                    ]
         return [result for row in range(count) for result in by_row[row]]
 
 
