@@ -238,8 +238,6 @@ class BeamSearch:
         self.options, self.fill = options, options.fill_token_id
         self.beams, self.candidates = options.num_beams, options.candidates
         self.end_tokens = frozenset(options.eos_token_ids)
-        count = 1 << options.max_new_tokens.bit_length()
-        self.length_powers = length_powers(options.length_penalty, count)
         self.processors = processors
         beams = (groups, self.beams)
         self.tokens = self.ended_tokens = np.empty((*beams, 0), np.int64)  # (G, K, t)
@@ -341,10 +339,15 @@ class BeamSearch:
 
     def possible_scores(self) -> np.ndarray:
         """Return the best score (G, 1) that the running hypotheses of each group may still get."""
-        lengths, options = self.lengths, self.options
-        if options.early_stopping == "never" and options.length_penalty > 0:
-            lengths = np.full_like(lengths, options.max_new_tokens)
-        return self.scores[:, :1] / self.length_powers[lengths]
+        scores, penalty = self.scores[:, :1], self.options.length_penalty
+        if self.options.early_stopping == "never" and penalty > 0:
+            return scores / power(self.options.max_new_tokens, penalty)
+        return scores / self.penalties()
+
+    def penalties(self) -> np.ndarray:
+        """Return length^length_penalty (G, 1) of the running hypotheses of each group."""
+        count = 1 << self.longest.bit_length()
+        return first_powers(count, self.options.length_penalty)[self.lengths]
 
     def finish(self, ends: np.ndarray, scores: np.ndarray, sequences: np.ndarray) -> np.ndarray:
         """Store candidates that end, and return True for groups whose search is done, (G, 1).
@@ -367,7 +370,7 @@ class BeamSearch:
 
     def store(self, just_ended: np.ndarray, scores: np.ndarray, sequences: np.ndarray) -> None:
         """Keep the best K of the finished hypotheses and the candidates that have `just_ended`."""
-        scores = scores / self.length_powers[self.lengths]
+        scores = scores / self.penalties()
         scores = np.where(just_ended, scores, scores + EXCLUDED_SCORE)
         both = np.concatenate([self.ended_scores, scores], axis=1)
         self.ended_scores, kept = self.best(both, self.beams)
@@ -426,11 +429,15 @@ def is_in(tokens: np.ndarray, numbers: Collection[int]) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=64)
-def length_powers(exponent: float, count: int) -> np.ndarray:
-    """Return length^exponent of the lengths 0 to `count` - 1, computed in float64 as in
-    transformers and rounded to float32."""
+def first_powers(count: int, exponent: float) -> np.ndarray:
+    """Return the `power` of the lengths 0 to `count` - 1."""
+    return np.array([power(length, exponent) for length in range(count)])
+
+
+def power(length: int, exponent: float) -> np.float32:
+    """Return length^exponent, computed in float64 as in transformers and rounded to float32."""
     with np.errstate(all="ignore"):
-        return np.array([np.float64(length) ** exponent for length in range(count)], np.float32)
+        return np.float32(np.float64(length) ** exponent)
 
 
 def widened(sequences: np.ndarray, width: int, fill_token_id: int) -> np.ndarray:
