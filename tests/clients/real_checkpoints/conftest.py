@@ -45,15 +45,7 @@ def lines() -> list[str]:
     """2,000 lines of the file VANILLA_TRANSFORMER_LINES, by default of this project's pages and
     examples."""
     given = os.environ.get("VANILLA_TRANSFORMER_LINES")
-    paths = (
-        [Path(given)]
-        if given
-        else [
-            *ROOT.glob("model_cards/*/examples.tsv"),
-            *ROOT.glob("**/docs/*.md"),
-            *ROOT.glob("*.md"),
-        ]
-    )
+    paths = [Path(given)] if given else [path for page in PAGES for path in ROOT.glob(page)]
     texts = dict.fromkeys(
         line for path in sorted(paths) for line in path.read_text().splitlines() if line.strip()
     )

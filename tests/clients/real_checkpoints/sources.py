@@ -60,6 +60,13 @@ def copy_rxnfp(folder: str, architecture: str) -> Callable[[Path, Path], None]:
     return build
 
 
+def copy_rxnmapper(packages: Path, out: Path) -> None:
+    """Copy the weights and the config. The tokenizer of rxnmapper is code."""
+    out.mkdir()
+    for name in ("config.json", "pytorch_model.bin"):
+        shutil.copy(packages / RXNMAPPER / name, out)
+
+
 def copy_minilm(packages: Path, out: Path) -> None:
     shutil.copytree(packages / MINILM, out)
 
@@ -233,29 +240,26 @@ def pad(rows: list[list[int]], padding: int) -> Arrays:
     }
 
 
-def reactions(packages: Path) -> Arrays:
-    """Return the reactions in the tests of rxnmapper, cut by the pattern of rxnfp's own
-    tokenizer."""
-    texts = [path.read_text() for path in sorted((packages / "tests").glob("*.py"))]
-    smiles = sorted(
-        {line for text in texts for line in re.findall(r"""["']([^"'\s]*>>[^"'\s]*)["']""", text)}
-    )
-    pattern = re.search(
-        r'^SMI_REGEX_PATTERN = +r"(.*)"',
-        (packages / "rxnfp/tokenization.py").read_text(),
-        re.MULTILINE,
-    )[1]
-    vocabulary = (packages / RXNFP / "bert_ft/vocab.txt").read_text().split("\n")
-    numbers = {token: number for number, token in enumerate(vocabulary)}
-    cut = [["[CLS]", *re.findall(pattern, line), "[SEP]"] for line in smiles]
-    return pad(
-        [
-            [numbers.get(token, numbers["[UNK]"]) for token in tokens]
-            for tokens in cut
-            if len(tokens) <= 512
-        ],
-        0,
-    )
+def reactions(folder: str) -> Callable[[Path], Arrays]:
+    """Return a function: packages -> the reactions in the tests of rxnmapper, as tokens of the
+    vocabulary in `folder`. They are cut by the pattern of rxnfp's own tokenizer."""
+
+    def read(packages: Path) -> Arrays:
+        texts = [path.read_text() for path in sorted((packages / "tests").glob("*.py"))]
+        pairs = re.compile(r"""["']([^"'\s]*>>[^"'\s]*)["']""")
+        smiles = sorted({line for text in texts for line in pairs.findall(text)})
+        pattern = re.search(
+            r'^SMI_REGEX_PATTERN = +r"(.*)"',
+            (packages / "rxnfp/tokenization.py").read_text(),
+            re.MULTILINE,
+        )[1]
+        vocabulary = (packages / folder / "vocab.txt").read_text().split("\n")
+        numbers = {token: number for number, token in enumerate(vocabulary)}
+        cut = [["[CLS]", *re.findall(pattern, line), "[SEP]"] for line in smiles]
+        rows = [[numbers.get(token, numbers["[UNK]"]) for token in tokens] for tokens in cut]
+        return pad([row for row in rows if len(row) <= 512], 0)
+
+    return read
 
 
 def mask_in_turn(
@@ -322,7 +326,12 @@ def inputs_of_sapiens(packages: Path) -> Arrays:
 
 def rxnfp(name: str, folder: str, architecture: str, measure: str) -> Source:
     return Source(
-        name, "BERT", architecture, copy_rxnfp(folder, architecture), reactions, (measure, 0.98)
+        name,
+        "BERT",
+        architecture,
+        copy_rxnfp(folder, architecture),
+        reactions(f"{RXNFP}/bert_ft"),
+        (measure, 0.98),
     )
 
 
@@ -341,6 +350,14 @@ SOURCES = (
     rxnfp("rxnfp", "bert_ft", "BertModel", "cosine"),
     rxnfp("rxnfp, pretrained", "bert_pretrained", "BertForPreTraining", "top-1"),
     rxnfp("rxnfp, 50 classes", "bert_ft_10k_25s", "BertForSequenceClassification", "top-1"),
+    Source(
+        "rxnmapper",
+        "ALBERT",
+        "AlbertForMaskedLM",
+        copy_rxnmapper,
+        reactions(RXNMAPPER),
+        ("top-1", 0.97),
+    ),
     Source(
         "antiberty", "BERT", "BertForMaskedLM", copy_antiberty, inputs_of_antiberty, ("top-1", 0.98)
     ),

@@ -22,7 +22,6 @@ import transformers
 from sentence_transformers import SentenceTransformer
 from sources import (
     DINO,
-    RXNMAPPER,
     SOURCES,
     Source,
     antibodies_for_sapiens,
@@ -234,12 +233,6 @@ def test_classification_matches_pipeline(exports, lines):
     np.testing.assert_allclose(
         [row["score"] for [row] in found], [row["score"] for [row] in expected], atol=TOLERANCE
     )
-
-
-def test_albert_is_rejected_with_reason_before_files_are_written(packages, tmp_path):
-    with pytest.raises(ValueError, match="model_type albert, .*repeats the weights of one layer"):
-        convert(packages / RXNMAPPER, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 def test_rebuilt_dino_matches_original_graph(packages, tmp_path):
