@@ -12,7 +12,7 @@ from vanilla_transformer_export import TextRuntime, export
 CARDS = Path(__file__).parents[3] / "model_cards"
 SERVED = {
     "translator": "vanilla-seq2seq-tiny-multi30k-en-de",
-    "poet": "vanilla-decoder-tiny-shakespeare",
+    "poet": "vanilla-decoder-tiny-shakespeare-gpu-shape",
 }
 WORDS = (
     ("a dog", "two men", "a girl in red", "the old woman", "three children", "a white cat"),

@@ -256,7 +256,7 @@ def test_invalid_cluster_or_threads_raise_before_files_are_written(export, bulk,
     for run, where, kind, values in (
         (bulk, "127.0.0.1:1", ConnectionError, "'127.0.0.1:1'.*auto.*local.*HOST:PORT"),
         (bulk, "somewhere", ConnectionError, "'somewhere'"),
-        (bulk, "ray://127.0.0.1:1", UsageError, ""),
+        (bulk, "ray://127.0.0.1:1", UsageError, "'ray://127.0.0.1:1'.*auto.*local.*HOST:PORT"),
         (two, address, UsageError, "threads.* 2.* 1"),
     ):
         with pytest.raises(kind, match=values):
