@@ -8,6 +8,7 @@ from checkpoints import edit_json
 from families import (
     ARCHITECTURES,
     DTYPES_AND_SEEDS,
+    LLAMAS,
     RIGHT,
     SEEDS,
     assert_exact,
@@ -145,6 +146,8 @@ def test_export_of_converted_model_generates_same_tokens(family, architecture, t
     config = random_config(family, architecture, 0)
     # the cuda target pads sources to multiples of 32, also beyond a shorter table
     config.max_position_embeddings = 64
+    if target == "cpu" and family in LLAMAS:
+        config.head_dim = 8  # the random ones are no multiples of 8, which this target rejects
     theirs = random_model(architecture, config)
     # set by Blenderbot; the runtime does not apply it
     theirs.generation_config.encoder_no_repeat_ngram_size = None
