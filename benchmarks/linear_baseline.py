@@ -52,8 +52,9 @@ def baseline(data: dict, features: str) -> dict:
     of rows), rows, correct, accuracy and interval.
     """
     train, held_out = (TASKS[TASK].read(data, split) for split in ("train", "validation"))
+    texts, labels = train["text"][:], train["label"][:]
     with tempfile.TemporaryDirectory() as cache:
-        model = classifier(features, cache).fit(train["text"], train["label"])
+        model = classifier(features, cache).fit(texts, labels)
     correct = int((model.predict(held_out["text"]) == np.array(held_out["label"])).sum())
     return {
         "c": model.best_params_["linearsvc__C"],
