@@ -232,7 +232,7 @@ def check_vocabulary(directory: Path, tokenizer: str, names: list[str]) -> None:
         )
         expected = f"expected {' and '.join(missing)}, or tokenizer.json"
         raise FileNotFoundError(
-            f"{directory} has a {tokenizer} without {missing[0]}: {expected}; {without}"
+            f"{directory} has the tokenizer {tokenizer} without {missing[0]}: {expected}; {without}"
         )
     path = directory / "vocab.txt"
     if "vocab.txt" in present and not path.stat().st_size:

@@ -44,7 +44,7 @@ def test_missing_vocabulary_is_rejected_without_tokenizer_class(family, architec
     for verb in ("convert", "export"):
         message = read_error(verb, source, tmp_path / "out")
         assert (
-            f"{source} has a " in message
+            f"{source} has " in message
             and "Tokenizer without " in message
             and not (tmp_path / "out").exists()
         )
