@@ -2,9 +2,11 @@
 
 import contextlib
 import ctypes
+import functools
 import importlib
 import io
 import itertools
+import math
 import os
 import platform
 import subprocess
@@ -259,6 +261,17 @@ def cpu_facts() -> tuple[str, set[str]]:
 def visible_cpus() -> int:
     """Return on how many CPUs this process may run. On macOS and Windows, count all CPUs."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@functools.cache
+def level2_cache(root: Path = Path("/")) -> float:
+    """Return the bytes of a core's level 2 cache, or infinity if the system does not say. `root`
+    has the folder sys."""
+    try:
+        size = (root / "sys/devices/system/cpu/cpu0/cache/index2/size").read_text().strip()
+        return int(size.removesuffix("K")) * 1024
+    except (OSError, ValueError):
+        return math.inf
 
 
 def available_cpus() -> int:

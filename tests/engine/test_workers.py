@@ -22,6 +22,7 @@ from vanilla_transformer_export.engine.capacity import MIN_JOINING
 from vanilla_transformer_export.errors import SessionError, UsageError
 from vanilla_transformer_export.files.predictions import Predictions
 from vanilla_transformer_export.files.run import Runner
+from vanilla_transformer_export.inference.devices import level2_cache
 from vanilla_transformer_export.inference.inputs import move_padding, pad_sequences
 
 SEQ2SEQ, DECODER = "seq2seq", "causal"
@@ -274,3 +275,30 @@ def test_files_translations_and_evaluations_run_in_workers(translator, steps, tm
 def test_evaluate_rejects_workers_for_checkpoints(tmp_path):
     with raises(UsageError, seen=("workers", 2)):
         evaluate(tmp_path, tmp_path, tmp_path, workers=2)
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "layers", "cache", "slots"),
+    [
+        (4_000, 4, 2**20, 64),  # 64 rows of logits have 1.02 MB
+        (6_000, 4, 2**20, 32),
+        (6_000, 4, 2**21, 64),
+        (6_000, 100, 2**20, 64),  # more multiplications
+        (6_000, 4, float("inf"), 64),
+    ],
+)
+def test_small_model_has_as_many_slots_as_its_logits_stay_in_the_cache(
+    vocab_size, layers, cache, slots, monkeypatch
+):
+    config = dict(vocab_size=vocab_size, decoder_layers=layers, hidden_size=128)
+    config |= dict(num_attention_heads=4, head_dim=32, intermediate_size=256)
+    monkeypatch.setattr(capacity, "level2_cache", lambda: cache)
+    assert capacity.max_joining(config) == slots
+
+
+def test_level_2_cache_is_read_from_the_system(tmp_path):
+    file = tmp_path / "sys/devices/system/cpu/cpu0/cache/index2/size"
+    assert level2_cache(tmp_path / "none") == float("inf")
+    file.parent.mkdir(parents=True)
+    file.write_text("1024K\n")
+    assert level2_cache(tmp_path) == 2**20
