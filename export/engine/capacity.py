@@ -131,7 +131,8 @@ def call_limits(model: OnnxModel, inputs: Sequence[GenerationInput], workers: in
 
 
 def max_joining(config: dict) -> int:
-    """Return the maximum number of slots of a worker. `config` are the fields of config.json."""
+    """Return the maximum number of slots of a worker: half of `MAX_JOINING` for a small model whose
+    logits would not fit into the level 2 cache. `config` are the fields of config.json."""
     fills_cache = 4 * config["vocab_size"] * MAX_JOINING > level2_cache()
     return MAX_JOINING // 2 if fills_cache and token_cost(config) <= CACHED_COST else MAX_JOINING
 
