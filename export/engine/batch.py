@@ -159,11 +159,15 @@ class GenerationBatch:
     def new_rows(self, count: int) -> np.ndarray:
         """Return the numbers of `count` new rows: those that nothing continues, and the next
         ones."""
+        free = self.free_rows()[:count]
+        return np.concatenate([free, np.arange(self.count, self.count + count - len(free))])
+
+    def free_rows(self) -> np.ndarray:
+        """Return the numbers of the rows that nothing continues."""
         is_free = np.ones(self.count, bool)
         for cohort in self.cohorts:
             is_free[cohort.continued] = False
-        free = np.flatnonzero(is_free)[:count]
-        return np.concatenate([free, np.arange(self.count, self.count + count - len(free))])
+        return np.flatnonzero(is_free)
 
     def read_prompts(self, rows: JoiningRows) -> None:
         """Read waiting prompts without their last tokens, part by part, until `pace.chunk` tokens
@@ -243,6 +247,8 @@ class GenerationBatch:
 
     def drop_rows(self) -> None:
         """Go on without the rows of groups that have left, if that is worth it."""
+        if self.may_keep_gaps:
+            return
         self.has_gaps = False
         if self.joining is None and not (self.rows is not None and self.rows.shrinks):
             return
@@ -256,6 +262,14 @@ class GenerationBatch:
             if is_worth_it or (self.joining and num_left):
                 kept = without_gaps(is_left)[:, None] * samples + np.arange(samples)
                 cohort.keep(kept.ravel())
+
+    @property
+    def may_keep_gaps(self) -> bool:
+        """True if rows of groups that have left may wait for those that join: there are few, and no
+        prompt is being read in the last slot."""
+        if self.joining is None or self.prefilling or len(self.cohorts) > 1:
+            return False
+        return self.count - self.num_rows <= self.pace.max_gaps
 
     def close(self) -> None:
         """Let all groups leave. Rows that started together are released."""
@@ -316,6 +330,8 @@ class GenerationBatch:
         for cohort, rows in zip(self.cohorts, of_cohorts):
             cohort.rows, cohort.parents = slice(first, first + len(rows)), None
             first += len(rows)
+        if self.has_gaps and self.joining is not None:
+            self.joining.pause(self.free_rows())
         self.is_settled = True
 
     def join_cohorts(self) -> None:

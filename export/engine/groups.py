@@ -220,8 +220,8 @@ class Cohort:
     def leave(self, gone: set[int]) -> None:
         """Let the groups leave that are finished, or whose `id` is in `gone`. Their rows stay until
         `keep`."""
-        if gone:
-            is_gone = np.array([id(group) in gone for group in self.groups])
+        is_gone = np.array([id(group) in gone for group in self.groups]) & ~self.is_finished
+        if is_gone.any():
             self.search.end(is_gone.repeat(len(self.search.is_finished) // len(is_gone)))
             self.search.ended = []
         self.note_groups()

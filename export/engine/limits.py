@@ -29,6 +29,8 @@ ENCODE_COST = 5e9  # multiplications per batch of sources, which are encoded in 
 # workers at half of the highest load: at 1.4 million multiplications per token the 95th percentile
 # of latencies is a third lower, at 45 million one batch would make it a third higher.
 STEP_COST = 35e6
+# Multiplications per step that rows may cost which have ended and wait for others in their place
+GAP_COST = 5e6
 SOURCE_LENGTHS = (64, 512)  # minimum and maximum source tokens that are encoded at a time
 CHUNK_LENGTHS = (16, 256)  # minimum and maximum prompt tokens per prefill chunk
 MAX_SLOTS = 64  # of all workers together
@@ -49,11 +51,13 @@ class Pace:
         chunk: the number of tokens of a prompt.
         max_source_tokens: the maximum number of tokens of sources, padding included.
         preferred_rows: the number of rows from which on other batches start beside this one.
+        max_gaps: the number of ended rows that may wait for others to take their places.
     """
 
     chunk: int = 0
     max_source_tokens: int = 0
     preferred_rows: int = 0
+    max_gaps: int = 0
 
     @classmethod
     def of(cls, config: dict) -> "Pace":
@@ -69,6 +73,7 @@ class Pace:
             between(CHUNK_LENGTHS, chunk),
             between(SOURCE_LENGTHS, int(ENCODE_COST / cost)),
             int(STEP_COST / cost) if "decoder_layers" in config else 0,
+            int(GAP_COST / cost),
         )
 
 

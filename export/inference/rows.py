@@ -112,6 +112,9 @@ class JoiningRows(Rows, Protocol):
         Nothing continues the rows before, or they are new ones after the others. N is not 0.
         """
 
+    def pause(self, rows: np.ndarray) -> None:
+        """Let `rows` (N,) stand still without tokens until others begin in their places."""
+
     def read(self, tokens: Sequence[int], start: int) -> None:
         """Read a part of a prompt that no row has yet, after its first `start` tokens."""
 

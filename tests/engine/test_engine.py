@@ -145,6 +145,8 @@ def found(monkeypatch):
         values = logits.of(cohort.rows)
         rows = values.reshape(len(cohort.groups), -1, values.shape[-1])
         for group, group_rows in zip(cohort.groups, rows, strict=True):
+            if group not in cohort.running:
+                continue
             [place] = [
                 place
                 for place, results in enumerate(group.request.results)
@@ -204,6 +206,29 @@ def test_row_logits_are_bit_identical_in_any_batch(exported_for, found, name, dt
             run_in_batch(jobs, model, order, slots, most_joining)
             assert found.keys() == alone.keys()
             assert all(found[row] == alone[row] for row in alone)
+
+
+@pytest.mark.parametrize("name", [SEQ2SEQ, DECODER])
+def test_ended_row_stands_still_until_another_one_joins(exported_for, name):
+    """Else it would pass the last position of the model and of its slot."""
+    _, directory = exported_for(name, "cpu")
+    client = open_client(directory, slots=8)
+    batch = first_batch(client)
+    batch.pace = Pace(max_gaps=8)
+    length = client.admission.slot_size.length
+    options = {"max_new_tokens": length, "eos_token_id": 3}  # which it does not select
+    job = client.admission.admit([5], options)
+    [first], [second] = (start_request([job]).waiting for _ in range(2))
+    batch.join([first])
+    for step in range(2 * length - 1):
+        if step == length - 1:
+            batch.join([second])
+        batch.step()
+        batch.remove([])
+        if length <= step < 2 * length - 2:
+            assert len(batch.joining.places) == 2 and batch.joining.size.length == length
+    expected = expected_tokens(Runtime(directory, threads=1), [5], [], options)
+    assert [group.results[0].tokens for group in (first, second)] == expected * 2
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -56,6 +56,7 @@ class SlotRows:
         # empty for a decoder-only model
         self.last_source = self.arrays.get("last_source_position", self.lengths[:0])
         self.places = np.arange(0)  # the slot of each row; together they are the first ones
+        self.advances = np.ones(size.rows, np.int64)  # tokens that a step adds, 0 if it is paused
         self.inputs = np.full(size.rows, -1)  # the number of the input in each slot
         self.num_inputs = 0
         # of a step over the first slots
@@ -107,8 +108,14 @@ class SlotRows:
             self.last_source[slots] = mask.sum(axis=1) - 1
         self.places = places
         self.lengths[slots] = self.positions[slots] = 0
+        self.advances[slots] = 1
         self.inputs[slots] = np.arange(self.num_inputs, self.num_inputs + len(rows))
         self.num_inputs += len(rows)
+
+    def pause(self, rows: np.ndarray) -> None:
+        """Let `rows` (N,) stand still without tokens until others begin in their places."""
+        slots = self.places[rows]
+        self.lengths[slots] = self.positions[slots] = self.advances[slots] = 0
 
     def read(self, tokens: Sequence[int], start: int) -> None:
         """Read `tokens` of a prompt, after `start` others, in the last slot."""
@@ -177,7 +184,7 @@ class SlotRows:
                 self.sources[:, target, :, :used] = self.sources[:, source, :, :used]
         if self.encodes:
             self.last_source[targets] = self.last_source[sources]
-        for array in (self.lengths, self.positions, self.inputs):
+        for array in (self.lengths, self.positions, self.advances, self.inputs):
             array[targets] = array[sources]
 
     def step(self, tokens: np.ndarray) -> np.ndarray:
@@ -195,8 +202,8 @@ class SlotRows:
         if self.encodes:
             self.arrays["total_source_length"][0] = self.last_source[:count].max() + 1
         self.bound(count).run()
-        lengths += 1
-        self.positions[:count] += 1
+        lengths += self.advances[:count]
+        self.positions[:count] += self.advances[:count]
         return self.logits[:count, None]
 
     def crop(self, count: int) -> None:
