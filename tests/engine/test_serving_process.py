@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 import urllib.error
@@ -330,8 +331,20 @@ def ask(server: Server, texts: str | list[str]) -> object:
 def test_new_request_overtakes_lists_of_texts(export, tmp_path):
     """60 lists have had a turn, and wait for their second. Then the process stops until one more
     request is there."""
-    code = "from vanilla_transformer_export.engine import queue\nqueue.MAX_OVERTAKEN = 1000.0"
-    server = start_patched(code, export, tmp_path / "log", "--slots", "1", "--workers", "1")
+    slow = tmp_path / "slow"  # while this file exists, so that answers come one by one
+    code = f"""
+        import os, time
+        from vanilla_transformer_export.engine import batch, queue
+        queue.MAX_OVERTAKEN = 1000.0
+        step = batch.GenerationBatch.step
+        def slow_step(self):
+            time.sleep(0.05 if os.path.exists({str(slow)!r}) else 0)
+            return step(self)
+        batch.GenerationBatch.step = slow_step
+        """
+    server = start_patched(
+        textwrap.dedent(code), export, tmp_path / "log", "--slots", "1", "--workers", "1"
+    )
     child, order = server.processes[1], []
     os.kill(child, signal.SIGSTOP)
     with ThreadPoolExecutor(61) as pool:
@@ -353,7 +366,10 @@ def test_new_request_overtakes_lists_of_texts(export, tmp_path):
         assert num_waiting > 20
         answer("w5")
         wait_until(lambda: metric(server, WAITING) == num_waiting + 1)
+        slow.touch()
         os.kill(child, signal.SIGCONT)
+        wait_until(lambda: "w5" in order, seconds=60)
+        slow.unlink()
     assert order.index("w5") - num_before <= 3
     assert server.stop() == 0
 
