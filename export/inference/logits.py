@@ -205,7 +205,7 @@ class LogitsProcessors:
 
 def distinct(tokens: Sequence[int]) -> np.ndarray:
     """Return the distinct non-negative token ids, sorted."""
-    return np.unique([token for token in tokens if token >= 0]).astype(np.int64)
+    return np.array(sorted({token for token in tokens if token >= 0}), np.int64)
 
 
 def suppress(
