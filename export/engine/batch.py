@@ -34,6 +34,12 @@ MIN_CANDIDATE_ROWS = 160
 class GenerationBatch:
     """The `Batch` of groups, which join, get a token for each row in a step, and leave.
 
+    The rows of the target are numbered, and a cohort has the number of the row that each of its
+    next tokens continues. If these are not 0, 1, 2 and so on over all cohorts, the batch is not
+    settled: `settle` selects them before the next step. That is so after beams were reordered,
+    after samples got rows of their own, and after groups joined or left. Rows of groups that have
+    left are gaps. `drop_rows` drops them, or they stand still until other groups take their places.
+
     Args:
         model: opens rows that start together, and searches that run on the device.
         capacity: the number of rows.

@@ -120,8 +120,8 @@ class Group:
 
     @property
     def is_aligned(self) -> bool:
-        """True if its finished sequences report alignments: always, or as one has the unknown
-        token."""
+        """True if its finished sequences report alignments: if the input asks for them, or the
+        prompt or a sequence has the unknown token."""
         unknown = self.input.unknown_token
         if self.input.is_aligned or unknown is None:
             return self.input.is_aligned

@@ -267,7 +267,7 @@ class Admission:
         scores_prompt: bool = False,
         place: Sequence[int] = (),
     ) -> GenerationInput:
-        """Check one input against the limits of the export and return it, ready for the scheduler.
+        """Check one input against the limits of the export and return it, ready for an engine.
 
         Args:
             input_ids: the source of a seq2seq model, or a prompt.

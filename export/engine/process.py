@@ -1,4 +1,8 @@
-"""The child process of the engines: it serves the messages of the parent."""
+"""Engines in a child process: the loop of the child, and the parent's side of each engine.
+
+Both send pickled tuples over a socket. Those of the parent begin with a kind of message and the
+name of an engine, those of the child with the name.
+"""
 
 import asyncio
 import contextlib
@@ -25,7 +29,9 @@ from .loop import SWITCH_INTERVAL, Engine, Observe, Receive
 from .model import open_export
 from .queue import ClientRequest
 
-PING = ""  # the kind of a message that is answered by itself, and no name of an engine
+# The kind of a message that the child answers with itself. In messages of the child it stands in
+# place of an engine's name: alone for a ping, before a name and an error for an answer to `ask`.
+PING = ""
 HEADER = 4  # bytes of the length before each message
 MAX_DELAY = 0.005  # seconds after which activities are sent to the parent without an update
 # niceness of the child, because all requests wait for short work of the parent. Measured: 4 % more

@@ -44,7 +44,7 @@ PACKAGES = ("vanilla-transformer", "torch", "transformers", "onnx")
 
 
 class DiffersFromTorch(ValueError):
-    """Graphs that do not give what torch gives."""
+    """An error for graphs whose results differ from those of torch."""
 
 
 def export(checkpoint: str | os.PathLike, out: str | os.PathLike, **options: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Generation over HTTP: texts become inputs of a scheduler, and its results become texts, as
+"""Generation over HTTP: texts become inputs of an engine, and its results become texts, as
 `TextRuntime` does. Long texts are tokenized and decoded in threads."""
 
 import asyncio
@@ -45,7 +45,7 @@ async def translate(
         UsageError: if an option or a language is invalid.
         ValueError: if the export does not translate or cannot align words.
         TooLong: if there are more than `MAX_SENTENCES`, or a sentence is too long for a slot.
-        RequestError: if the scheduler rejects the request.
+        RequestError: if the queue is full or the server is shutting down.
     """
     filled = [text for text in texts if text.strip()]
     size = sum(map(len, filled))
@@ -137,7 +137,7 @@ async def continue_texts(
         UsageError: if an option or a language is invalid.
         ValueError: if the export cannot align words, or a text is blank.
         TooLong: if a text is too long for a slot.
-        RequestError: if the scheduler rejects the request.
+        RequestError: if the queue is full or the server is shutting down.
     """
     slot = model.admission.slot_size
     check_characters("text", map(len, texts), slot.source or slot.length)

@@ -234,7 +234,7 @@ class ServedModel:
 
     @property
     def admission(self) -> Admission:
-        """Checks of requests by the scheduler, for models that generate."""
+        """The limits of a loaded model that generates, which also checks requests against them."""
         return self.client.admission
 
     def describe(self) -> str:

@@ -136,8 +136,8 @@ async def translation(model: ServedModel, body: PageRequest) -> AsyncGenerator[J
     alignments if the export has an alignment graph.
 
     Raises:
-        RequestError: 400 for languages that the model does not translate, or if the scheduler
-            rejects a sentence.
+        RequestError: 400 for languages that the model does not translate; or if the queue is full
+            or the server is shutting down.
         ValueError: for a blank text, and TooLong for one that is too long.
     """
     direction = model.directions.find(body.source, body.target)

@@ -82,7 +82,7 @@ ORIGINS = Kind("an origin such as https://example.org, or *", is_tuple, origin, 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a server. The scheduler chooses values that are `None`."""
+    """The settings of a server. `None` stands for the default that the help of the field names."""
 
     host: str = option(
         TEXT._replace(metavar="HOST"),

@@ -107,7 +107,7 @@ class TextModel:
         self.languages = read_languages(self.info)
         self.lock = threading.Lock()  # protects the tokenizer, whose truncation some tasks change
         self.has_cut = False  # True once there was a warning of texts that are truncated
-        # None of what generates does: there a long text blocks no short one.
+        # False for models that generate: then no lock is held, and a long text delays no short one
         self.may_cut = not self.info.generates
 
     def close(self) -> None:

@@ -1,5 +1,18 @@
 """The choice of a conversion, from a checkpoint's config and the names and shapes of its
-tensors."""
+tensors.
+
+The functions that make a plan call each other in this order:
+
+    plan_conversion     checks the arguments
+    plan_variant        downloads the files, and renames those of a variant
+    plan_overridden     applies `--set` and `--leave-out` to config.json
+    plan_complete       opens the tensors and selects the class
+    plan_or_base        makes the plan for that class, or for the base class without a head
+    plan_as             makes the plan for one class
+    plan_by_config      does so for one config, whose ties the tensors may contradict
+
+From one of our checkpoints, `plan_variant` calls `plan_family` instead.
+"""
 
 import re
 from collections.abc import Iterable, Mapping

@@ -67,8 +67,8 @@ ALIASES = {"new": ("New", "Gte")}
 
 
 def table_rows() -> list[str]:
-    """Return two rows of a Markdown table, "converts from" and "converts to", for README.md and
-    docs/.
+    """Return two rows of a Markdown table, "converts from" and "converts to", those of
+    docs/convert.md.
 
     Each has a cell of family names for encoder, decoder, seq2seq and vision.
     """

@@ -382,7 +382,7 @@ async def generate_texts(model: ServedModel, parsed: ParsedRequest) -> list[str]
     Raises:
         UsageError: for an invalid option or language, and for several results per row.
         TooLong: for a text or row that is too long.
-        RequestError: if the scheduler rejects the request.
+        RequestError: if the queue is full or the server is shutting down.
     """
     parameters = dict(parsed.parameters)
     languages = {name: parameters.pop(name, None) for name in LANGUAGES}

@@ -21,7 +21,8 @@ JsonObject = dict[str, Any]
 
 
 def to_json(result: Any, row: Any, options: dict[str, Any]) -> Any:
-    """Return `result` as JSON: an array as nested lists, all else unchanged."""
+    """Return `result` as JSON: an array as nested lists, all else unchanged. It is the default of
+    `TaskCall.answer`, so `row` and `options` have no effect."""
     return result.tolist() if isinstance(result, np.ndarray) else result
 
 
