@@ -210,7 +210,7 @@ class GenerationBatch:
         else:
             is_left = np.concatenate([same.is_finished, cohort.is_finished])
             fills_gaps = self.has_gaps and self.joining is not None
-            same.add(cohort, without_gaps(is_left) if fills_gaps else np.arange(len(is_left)))
+            same.keep(without_gaps(is_left) if fills_gaps else np.arange(len(is_left)), cohort)
             self.is_settled = False
 
     def start(self, groups: list[Group]) -> None:

@@ -21,7 +21,7 @@ from ..inference.options import Options
 from ..inference.rows import DeviceSearch
 from .inputs import LENGTH, STOP, Event, Generated, GenerationInput, TokenLogprobs, Update
 from .queue import ClientRequest, ignore_update
-from .search import BeamSearch, Search, StepLogits, TokenSearch, join, take
+from .search import BeamSearch, Search, StepLogits, TokenSearch, keep
 
 
 class Group:
@@ -378,18 +378,6 @@ class Cohort:
         if group.is_aligned:
             self.unaligned.append((group, self.rows.start + place * count // len(self.groups)))
 
-    def keep(self, kept: np.ndarray) -> None:
-        """Go on with the groups at the places `kept` only, in this order."""
-        parents = self.all_parents
-        rows = np.arange(len(parents)).reshape(len(self.groups), -1)[kept].ravel()
-        samples = np.arange(len(self.search.is_finished)).reshape(len(self.groups), -1)
-        self.search = take(self.search, samples[kept].ravel())
-        self.groups = [self.groups[place] for place in kept]
-        self.parents = parents[rows]
-        self.tokens = self.tokens[rows] if len(self.tokens) else self.tokens
-        self.prompts = deque(tokens[kept] for tokens in self.prompts)
-        self.note_groups()
-
     def joins(self, other: "Cohort") -> bool:
         """Return True if one search can advance the groups of both from now on."""
         both = self, other
@@ -397,17 +385,25 @@ class Cohort:
             return False
         return not self.groups[0].processors and self.groups[0].kind == other.groups[0].kind
 
-    def add(self, other: "Cohort", kept: np.ndarray) -> None:
-        """Add the groups of `other`, and go on with those of both at the places `kept` only, in
-        this order."""
-        both = [*self.groups, *other.groups]
-        parents = np.concatenate([self.all_parents, other.all_parents])
-        tokens = np.concatenate([self.tokens, other.tokens])
-        self.groups = [both[place] for place in kept]
-        self.parents, self.tokens = (
-            rows.reshape(len(both), -1)[kept].ravel() for rows in (parents, tokens)
+    def keep(self, kept: np.ndarray, other: "Cohort | None" = None) -> None:
+        """Go on with the groups at the places `kept` only, in this order.
+
+        After its own groups the places count those of `other`, which this one `joins`.
+        """
+        cohorts = [self] if other is None else [self, other]
+        groups = [group for cohort in cohorts for group in cohort.groups]
+        searches = [cohort.search for cohort in cohorts]
+        rows = (
+            np.concatenate([cohort.all_parents for cohort in cohorts]),
+            np.concatenate([cohort.tokens for cohort in cohorts]),
+            np.arange(sum(len(search.is_finished) for search in searches)),
         )
-        join(self.search, other.search, kept)
+        self.parents, self.tokens, samples = (
+            values.reshape(len(groups), -1)[kept].ravel() for values in rows
+        )
+        keep(self.search, samples, *searches[1:])
+        self.groups = [groups[place] for place in kept]
+        self.prompts = deque(tokens[kept] for tokens in self.prompts)
         self.note_groups()
 
 

@@ -5,11 +5,10 @@ A search is a state machine: `advance` takes the logits of the next token and re
 tokens, until it is finished. The caller decides how requests are batched.
 """
 
-import copy
 import functools
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -74,7 +73,7 @@ class Search(Protocol):
     """The search of G groups with equal options, each with K rows of a batch. Rows of one group are
     adjacent.
 
-    Groups can leave and join between two steps, see `take` and `join`. Groups with processors only
+    Groups can leave and join between two steps, see `keep`. Groups with processors only
     start together, because processors count the tokens of all rows.
     """
 
@@ -388,26 +387,18 @@ class BeamSearch:
         return tokens, self.ended_scores[group, :count].tolist()
 
 
-AnySearch = TypeVar("AnySearch", bound=Search)
+def keep(search: Search, kept: np.ndarray, other: Search | None = None) -> None:
+    """Let `search` go on with the groups at the places `kept` (G,) only, in this order.
 
-
-def take(search: AnySearch, groups: np.ndarray) -> AnySearch:
-    """Return a search that goes on with some of the groups of `search`: indices, or a mask (G,).
-    `search` stays as it is."""
-    subset = copy.copy(search)
+    After its own groups the places count those of `other`, a search with equal options. Both then
+    have no processors.
+    """
     for name in search.states:
-        setattr(subset, name, getattr(search, name)[groups])
-    subset.processors = search.processors and search.processors.take(groups)
-    subset.note_groups()
-    return subset
-
-
-def join(search: Search, other: Search, kept: np.ndarray) -> None:
-    """Append the groups of `other`, a search with equal options, to `search`, which goes on with
-    those at `kept`. Both have no processors."""
-    for name in search.states:
-        both = getattr(search, name), getattr(other, name)
-        setattr(search, name, joined(*both, 0, search.fill)[kept])
+        values = getattr(search, name)
+        if other is not None:
+            values = joined(values, getattr(other, name), 0, search.fill)
+        setattr(search, name, values[kept])
+    search.processors = search.processors and search.processors.take(kept)
     search.note_groups()
 
 

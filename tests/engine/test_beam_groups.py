@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from opened_engines import first_batch, open_client
 
-from vanilla_transformer_export.engine.search import BeamSearch, join, take
+from vanilla_transformer_export.engine.search import BeamSearch, keep
 from vanilla_transformer_export.inference.options import Options
 
 VOCABULARY, BEAMS, STEPS = 40, 3, 5
@@ -71,7 +71,7 @@ def test_group_with_nan_logits_is_invalid_and_others_go_on():
     log_p[1] = np.nan
     search.advance_best(log_p, tokens)
     assert search.is_invalid.tolist() == [False, True]
-    search = take(search, ~search.is_invalid)
+    keep(search, np.array([0]))
     for step in range(1, STEPS):
         search.advance_best(*group_tokens([0], [step]))
     assert search.is_finished.all() and search.result(0) == run_alone(0, STEPS).result(0)
@@ -83,14 +83,15 @@ def test_groups_that_join_later_or_leave_have_same_results_as_alone():
         search.advance_best(*group_tokens(groups, [step] * 2))
     others = start_search(3)
     others.advance_best(*group_tokens([2, 3, 4], [0] * 3))
-    join(search, others, np.arange(5))
-    search, groups = take(search, np.array([4, 1, 2])), [4, 1, 2]
+    groups = [4, 1, 2]
+    keep(search, np.array(groups), others)
     for step in (3, 4):
         steps = [step if group == 1 else step - 2 for group in groups]
         search.advance_best(*group_tokens(groups, steps))
     assert search.is_finished.tolist() == [False, True, False]
     assert search.result(1) == run_alone(1, STEPS).result(0)
-    search, groups = take(search, np.array([0, 2])), [4, 2]
+    keep(search, np.array([0, 2]))
+    groups = [4, 2]
     for step in (3, 4):
         search.advance_best(*group_tokens(groups, [step] * 2))
     assert search.is_finished.all()
