@@ -6,13 +6,7 @@ from itertools import islice
 import numpy as np
 
 from ..inference.export_info import ExportInfo
-from ..inference.inputs import (
-    bucket_by_length,
-    check_positions,
-    num_positions,
-    pad_sequences,
-    position_limit,
-)
+from ..inference.inputs import bucket_by_length, check_row_positions, pad_sequences, position_limit
 from ..inference.rows import Rows, cross_states
 from ..specs.alignment import OUTPUT, ROLE, AlignmentHead, parse_heads
 from .groups import Group
@@ -106,8 +100,7 @@ def check_pairs(info: ExportInfo, sources: Tokens, targets: Tokens) -> None:
                 expected = "the start token first" if name == "targets" else "at least one"
                 raise ValueError(f"row {number} of {name} has no tokens, expected {expected}")
             check_tokens(info, row)
-            ids = np.array([row])
-            check_positions(num_positions(ids, np.ones_like(ids), info.config), info.config)
+            check_row_positions(row, info.config)
 
 
 def encoded(

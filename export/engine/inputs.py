@@ -17,6 +17,7 @@ from ..inference.inputs import (
     check_inputs,
     check_patches,
     check_positions,
+    check_row_positions,
     check_sequence_inputs,
     last_lengths,
     move_padding,
@@ -283,8 +284,7 @@ def check_row(
         check_no_prefix(info, prefix or None)
         return fit_positions(info, options, len(ids), len(ids)), ids, None
     if position_limit(info.config) is not None:
-        row = np.array([ids])
-        check_positions(num_positions(row, np.ones_like(row), info.config), info.config)
+        check_row_positions(ids, info.config)
     [start] = start_tokens(info, 1, np.array([prefix]) if prefix else None, options).tolist()
     return fit_positions(info, options, len(start), len(start)), start, ids
 

@@ -171,6 +171,12 @@ def check_positions(length: int, config: dict) -> None:
         )
 
 
+def check_row_positions(ids: Sequence[int], config: dict) -> None:
+    """Do what `check_positions` does, for a row of token `ids` without padding."""
+    row = np.array([ids])
+    check_positions(num_positions(row, np.ones_like(row), config), config)
+
+
 def check_patches(pixel_values: np.ndarray, config: dict) -> None:
     """Raise ValueError for images (B, C, H, W) that are smaller than a patch."""
     patch = pair(config["patch_size"])

@@ -17,12 +17,7 @@ from ..engine.inputs import Generated
 from ..errors import TooLong
 from ..heads import HEADS, READS_CHOICES, Task, has_task
 from ..inference.export_info import TARGET_TOKENIZER, ExportInfo
-from ..inference.inputs import (
-    bucket_by_length,
-    check_positions,
-    num_positions,
-    pad_sequences,
-)
+from ..inference.inputs import bucket_by_length, check_row_positions, pad_sequences
 from ..inference.logits import row_seeds
 from ..inference.options import Options
 from ..specs.alignment import ROLE as ALIGNMENT
@@ -441,9 +436,8 @@ def check_row(ids: list[int], name: str, config: dict) -> None:
         raise ValueError(f"{name} has no tokens, expected words that the tokenizer knows")
     if len(ids) <= config["max_position_embeddings"]:
         return
-    row = np.array([ids])
     try:
-        check_positions(num_positions(row, np.ones_like(row), config), config)
+        check_row_positions(ids, config)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
 

@@ -48,30 +48,30 @@ ADAPTERS = re.compile(
 
 
 def plan_variant(
-    name: str | PathLike, variant: str | None, plan_as: Callable[[Source], ConversionPlan]
+    name: str | PathLike, variant: str | None, make_plan: Callable[[Source], ConversionPlan]
 ) -> ConversionPlan:
-    """Return `plan_as(source)` for the checkpoint `name`, downloaded if it is a Hub id.
+    """Return `make_plan(source)` for the checkpoint `name`, downloaded if it is a Hub id.
 
     For a `variant` such as "fp16", the source is a temporary copy in which
     model.fp16.safetensors is called model.safetensors.
     """
     source = download(name, variant)
     if variant is None:
-        return plan_as(source)
-    return plan_copy(source, linked_variant(source.directory, variant), plan_as)
+        return make_plan(source)
+    return plan_copy(source, linked_variant(source.directory, variant), make_plan)
 
 
 def plan_copy(
-    source: Source, copy: TemporaryDirectory, plan_as: Callable[[Source], ConversionPlan]
+    source: Source, copy: TemporaryDirectory, make_plan: Callable[[Source], ConversionPlan]
 ) -> ConversionPlan:
-    """Return `plan_as` of the files in `copy`, a copy of those of `source`. The plan keeps the copy
+    """Return `make_plan` of the files in `copy`, a copy of those of `source`. The plan keeps the copy
     alive.
 
     Errors name the directory of `source` in place of the copy.
     """
     path = Path(copy.name)
     with errors_name(source.directory, path):
-        plan = plan_as(source.at(path))
+        plan = make_plan(source.at(path))
     plan.temporaries.append(copy)
     return plan
 

@@ -38,8 +38,8 @@ def plan_family(source: Source, to: str) -> ConversionPlan:
             f"{source} has model_type {ours.model_type}, expected one of {', '.join(CONFIGS)}"
         )
     converter = get_converter(to)
-    names = {our_name: name for name, our_name in converter.ARCHITECTURES.items()}
-    architecture = names[check_architecture(ours, names)]
+    classes = {our_name: name for name, our_name in converter.ARCHITECTURES.items()}
+    architecture = classes[check_architecture(ours, classes)]
     mark = {VERSION_KEY: vanilla_transformer.__version__}  # this package may replace it
     fields = write_fields(ours, converter.FIELDS) | converter.to_source_config(ours)
     config = CONFIG_MAPPING[to](**common_fields(ours) | fields | mark)
@@ -49,8 +49,7 @@ def plan_family(source: Source, to: str) -> ConversionPlan:
         files.rename(lambda name: f"model.{name}")
     model = empty_model(getattr(transformers, architecture), config, files, ours)
     maps = converter.tensor_maps(ours, config)
-    names = kept_names(model, maps)
-    back = vanilla_config(config, converter, names, type(ours))
+    back = vanilla_config(config, converter, kept_names(model, maps), type(ours))
     require_kept(ours, back, ours.architectures[0], converter.LOST)
     is_untied = getattr(ours, "tie_word_embeddings", None) is False
     if is_untied:

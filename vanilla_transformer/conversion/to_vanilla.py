@@ -56,10 +56,10 @@ def plan_by_config(source: ForeignCheckpoint) -> ConversionPlan:
         files,
         steps,
         unused,
+        foreign=foreign,
         image_processor=converter.IMAGE_PROCESSOR,
         translates=converter.TRANSLATES and model.can_generate(),
     )
-    plan.foreign = foreign
     if foreign:
         plan.remarks.append(
             f"left out tensors that no class of {theirs.model_type} has: {', '.join(foreign)}"

@@ -220,7 +220,7 @@ class CpuBeamRows:
         inputs = parents // old
         if len(inputs) != len(self.inputs) or (inputs != self.inputs).any():
             # np.unique would import numpy.ma, which takes as long as opening a small graph
-            beams = len(inputs) // (1 + np.count_nonzero(np.diff(inputs)))
+            beams = len(inputs) // (1 + int(np.count_nonzero(np.diff(inputs))))
             if len(inputs) // beams < self.rows:
                 self.keep(inputs[::beams])
             if beams != old:
