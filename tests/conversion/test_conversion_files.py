@@ -15,7 +15,7 @@ import sentencepiece
 import torch
 import transformers
 from checkpoints import edit_json
-from command_line import read_error
+from command_line import main, read_error
 from families import assert_exact, compute_outputs, make_arguments, random_config, random_model
 from messages import check_message, raises
 from safetensors.torch import load_file, save_file
@@ -33,7 +33,6 @@ from vanilla_transformer.conversion import convert, plan_conversion
 from vanilla_transformer.conversion.registry import FAMILIES
 from vanilla_transformer.conversion.rejected import ANY, REJECTED
 from vanilla_transformer_export import TextRuntime, export
-from vanilla_transformer_export.cli.main import main
 
 SPECIAL_TOKENS = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}
 

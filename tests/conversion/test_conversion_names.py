@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from checkpoints import SIZES, edit_json, perturbed
+from command_line import main
 from families import (
     ARCHITECTURES,
     assert_exact,
@@ -23,7 +24,6 @@ import vanilla_transformer
 from vanilla_transformer.conversion import convert, plan_conversion
 from vanilla_transformer.errors import UsageError
 from vanilla_transformer_export import Runtime, export
-from vanilla_transformer_export.cli.main import main
 
 
 def save_random_model(architecture, family, directory, **changes):

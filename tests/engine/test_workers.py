@@ -10,12 +10,12 @@ import pytest
 import sacrebleu
 import torch
 from checkpoints import EOS, PAD, START
+from command_line import main
 from messages import raises
 from serving_load import with_words
 from targets import SIZES
 
 from vanilla_transformer_export import Runtime, TextRuntime, evaluate
-from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.engine import capacity
 from vanilla_transformer_export.engine.batch import GenerationBatch
 from vanilla_transformer_export.engine.capacity import MIN_JOINING

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from checkpoints import edit_json, seal
+from command_line import main
 from families import random_config, random_model
 from messages import check_message, raises
 from safetensors.torch import load_file, save_file
@@ -25,7 +26,6 @@ from vanilla_transformer.conversion import convert, plan_conversion
 from vanilla_transformer.training.averaging import average
 from vanilla_transformer.training.tokenizer import train_tokenizer
 from vanilla_transformer_export import Runtime, export, load_checkpoint, verify
-from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.inference.inputs import pad_sequences
 from vanilla_transformer_export.proof.certify import certify
 

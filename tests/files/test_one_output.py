@@ -14,11 +14,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from checkpoints import with_words
+from command_line import main
 from messages import check_message, raises
 from shards import Stopped, some_lines, stop_after, write
 
 from vanilla_transformer_export import TextRuntime
-from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.files import run
 from vanilla_transformer_export.files.formats import generated_text
@@ -27,7 +27,7 @@ from vanilla_transformer_export.files.run import Runner
 
 SAMPLING = dict(do_sample=True, top_k=20, seed=11, max_new_tokens=8)
 BEAMS = dict(num_beams=3, max_new_tokens=8)
-COMMAND = [sys.executable, "-m", "vanilla_transformer_export.cli.main", "generate"]
+COMMAND = [sys.executable, "-m", "vanilla_transformer_export", "generate"]
 
 
 @pytest.fixture(scope="module")

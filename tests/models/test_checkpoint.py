@@ -11,7 +11,7 @@ import huggingface_hub
 import pytest
 import torch
 from checkpoints import CHECKPOINTS, SIZES, build, copy_folder, edit_json, perturbed, toy_corpus
-from command_line import read_error
+from command_line import main, read_error
 from huggingface_hub.errors import LocalEntryNotFoundError
 from messages import check_message, raises
 from models import AUTO_CLASSES
@@ -23,7 +23,6 @@ from vanilla_transformer.checkpoint_files import checkpoint_directory
 from vanilla_transformer.conversion import plan_conversion
 from vanilla_transformer.training.averaging import average
 from vanilla_transformer.training.tokenizer import train_tokenizer
-from vanilla_transformer_export.cli.main import main
 
 INDEX, SHARD = "model.safetensors.index.json", "model-00001-of-00001.safetensors"
 

@@ -24,15 +24,15 @@ from transformers import (
     pipeline,
 )
 
-from vanilla_transformer import VanillaSeq2SeqConfig, VanillaSeq2SeqForConditionalGeneration
-from vanilla_transformer import pipelines_vanilla_transformer as pipelines_module
-from vanilla_transformer.pipelines import (
-    PIPELINES,
+from vanilla_transformer import (
     SummarizationPipeline,
     Text2TextGenerationPipeline,
     TranslationPipeline,
-    register_pipelines,
+    VanillaSeq2SeqConfig,
+    VanillaSeq2SeqForConditionalGeneration,
 )
+from vanilla_transformer import pipelines_vanilla_transformer as pipelines_module
+from vanilla_transformer.pipelines import PIPELINES, register_pipelines
 from vanilla_transformer.training.tokenizer import train_tokenizer
 
 TEXTS = ["a man rides a horse", "two dogs run", "the woman reads a book ."]

@@ -25,12 +25,12 @@ from transformers import (
 )
 
 from vanilla_transformer import (
+    QuestionAnsweringPipeline,
     VanillaDecoderForQuestionAnswering,
     VanillaEncoderConfig,
     VanillaEncoderForQuestionAnswering,
     VanillaSeq2SeqForQuestionAnswering,
 )
-from vanilla_transformer.pipelines import QuestionAnsweringPipeline
 from vanilla_transformer.training.tokenizer import train_tokenizer
 
 QUESTION = "who sees the red house?"

@@ -19,10 +19,10 @@ from checkpoints import (
     default_parity,
     edit_json,
 )
+from command_line import main
 from messages import raises
 
 from vanilla_transformer_export import Runtime, export, verify
-from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.proof.one_graph import num_equal, random_feeds, search
 from vanilla_transformer_export.targets.cpu.generation import grow_caches
@@ -437,7 +437,7 @@ def test_unsupported_mode_target_or_model_raises(exported, tmp_path):
         with raises(ValueError, expected=generators):
             export(exported(name).checkpoint, out, generate="greedy")
     with pytest.raises(SystemExit):
-        cli.main(["export", str(checkpoint), str(out), "--generate", "beams"])
+        main(["export", str(checkpoint), str(out), "--generate", "beams"])
     assert not out.exists()
 
 

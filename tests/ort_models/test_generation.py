@@ -17,8 +17,8 @@ from transformers import (
     LogitsProcessorList,
 )
 
+from vanilla_transformer_export import Options, Runtime
 from vanilla_transformer_export.errors import SessionError
-from vanilla_transformer_export.inference.options import Options
 from vanilla_transformer_export.ort_models import (
     ORTModelForCausalLM,
     ORTModelForImageClassification,
@@ -26,7 +26,6 @@ from vanilla_transformer_export.ort_models import (
 )
 from vanilla_transformer_export.ort_models.decoder_cache import DecoderCache
 from vanilla_transformer_export.ort_models.generation import CACHE, with_source
-from vanilla_transformer_export.runtime import Runtime
 
 CLASSES = {
     "seq2seq": (ORTModelForSeq2SeqLM, AutoModelForSeq2SeqLM),

@@ -6,6 +6,7 @@ import warnings
 import httpx
 import pytest
 import torch
+from command_line import main
 from families import random_config, random_model
 from heads import export_for_images, save_head, word_pieces
 from messages import check_message, raises
@@ -17,7 +18,6 @@ from served import served
 from vanilla_transformer.files import PICKLE
 from vanilla_transformer_export import TextRuntime, export
 from vanilla_transformer_export.cli.checkpoints import export_report
-from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.inference.cpu_quota import cpu_quota
 from vanilla_transformer_export.serving.protocols import text_embeddings
 from vanilla_transformer_export.serving.settings import sources

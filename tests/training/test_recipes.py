@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import standins
+from command_line import main
 from messages import check_message, raises
 from transformers import GenerationConfig, Seq2SeqTrainingArguments
 
@@ -21,7 +22,6 @@ from vanilla_transformer.training.record import RECORD
 from vanilla_transformer.training.run import train
 from vanilla_transformer.training.tasks import TASKS, sequence_classification
 from vanilla_transformer.training.trainer import training_arguments
-from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.shared.generation_options import KINDS
 
 RECIPES = pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.toml")))
@@ -271,7 +271,7 @@ def test_generation_values_rejected_by_exports_are_rejected_in_recipes():
 def test_hub_token_is_rejected_without_being_printed(tmp_path, capsys):
     for name in ("hub_token", "push_to_hub_token", "token"):
         with pytest.raises(SystemExit) as stopped:
-            cli.main(
+            main(
                 [
                     "train",
                     "translation",
@@ -352,7 +352,7 @@ def test_directory_as_recipe_raises(tmp_path):
 )
 def test_train_command_prints_one_line_error_and_writes_nothing(tmp_path, capsys, change):
     with pytest.raises(SystemExit) as stopped:
-        cli.main(["train", "translation", "--output", str(tmp_path / "out"), "--set", change])
+        main(["train", "translation", "--output", str(tmp_path / "out"), "--set", change])
     assert stopped.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []

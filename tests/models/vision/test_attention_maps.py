@@ -1,6 +1,7 @@
 """Tests of attention maps of images."""
 
 import numpy as np
+from command_line import main
 from messages import raises
 from pictures import PICTURES
 from PIL import Image
@@ -8,7 +9,6 @@ from PIL import Image
 from vanilla_transformer.attention_maps import image_attention_maps, plot, save_attention_maps
 from vanilla_transformer.checkpoint import load_checkpoint, load_image_processor
 from vanilla_transformer.errors import UsageError
-from vanilla_transformer_export.cli.main import main
 
 
 def test_maps_are_first_token_weights_over_preprocessed_image(checkpoints, tmp_path):

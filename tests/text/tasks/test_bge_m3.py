@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import copy_folder, seal
+from command_line import main
 from families import random_config, random_model
 from heads import MANY, TEXTS, save_head, word_pieces
 from messages import raises
@@ -22,7 +23,6 @@ from transformers import AutoModel, AutoTokenizer, XLMRobertaTokenizer
 
 from vanilla_transformer.conversion import convert
 from vanilla_transformer_export import TextRuntime, export, load_checkpoint, verify
-from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.ort_models import ORTModelForFeatureExtraction
 from vanilla_transformer_export.proof.certify import certify
 from vanilla_transformer_export.text.model_facts import model_facts

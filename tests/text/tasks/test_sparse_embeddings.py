@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from checkpoints import edit_json
+from command_line import main
 from heads import MANY, TEXTS, save_family
 from messages import check_message, raises
 from sentence_transformers import SparseEncoder
@@ -17,7 +18,6 @@ from transformers import AutoModelForMaskedLM
 
 from vanilla_transformer.conversion import convert
 from vanilla_transformer_export import TextRuntime, export
-from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.text.model_facts import model_facts
 
