@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from checkpoints import default_parity, edit_json
+from command_line import read_json
 from families import RIGHT, compute_outputs, random_model
 from messages import raises
 from safetensors.torch import load_file, save_file
@@ -18,7 +19,6 @@ from transformers import AutoConfig, GenerationConfig
 
 import vanilla_transformer
 from vanilla_transformer.conversion import convert, plan_conversion
-from vanilla_transformer.info import info
 from vanilla_transformer_export import Runtime, export
 from vanilla_transformer_export.targets.registry import get_target
 
@@ -336,12 +336,12 @@ def test_invalid_config_is_rejected(changes, seen, expected, tmp_path):
 
 def test_info_describes_converted_model(tmp_path):
     theirs = save_checkpoint("v1.1", tmp_path / "theirs")
-    facts = info(tmp_path / "theirs")
+    facts = read_json("info", tmp_path / "theirs", "--json")
     ours = convert_and_load(tmp_path)
     assert facts["total_parameters"] == sum(parameter.numel() for parameter in ours.parameters())
     # one embedding matrix per stack
     assert facts["total_parameters"] == theirs.num_parameters() + theirs.shared.weight.numel()
-    assert info(tmp_path / "ours")["flops"] == facts["flops"]
+    assert read_json("info", tmp_path / "ours", "--json")["flops"] == facts["flops"]
 
 
 # ------------------------------------------------------------------------------------------ targets
