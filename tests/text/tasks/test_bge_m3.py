@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import copy_folder, seal
-from command_line import main
+from command_line import main, read_json
 from families import random_config, random_model
 from heads import MANY, TEXTS, save_head, word_pieces
 from messages import raises
@@ -25,7 +25,6 @@ from vanilla_transformer.conversion import convert
 from vanilla_transformer_export import TextRuntime, export, load_checkpoint, verify
 from vanilla_transformer_export.ort_models import ORTModelForFeatureExtraction
 from vanilla_transformer_export.proof.certify import certify
-from vanilla_transformer_export.text.model_facts import model_facts
 
 LONGEST = 40  # tokens
 LONG = "the river " * 60
@@ -230,8 +229,7 @@ def test_safetensors_beside_pickles_count(saved, theirs, tmp_path):
 
 
 def test_facts_are_those_of_dense_and_sparse_vectors(saved):
-    runtime = saved(target="portable")
-    facts = model_facts(runtime.info, runtime.runtime.threads, runtime.tokenizer)
+    facts = read_json("info", saved(target="portable").info.directory, "--json")
     assert facts["pooling"] == ["cls"] and facts["similarity"] == "cosine"
     assert facts["max_active_dims"] is None and facts["max_seq_length"] == LONGEST
     assert facts["warnings"] == []
