@@ -12,9 +12,9 @@ from checkpoints import default_graphs
 from command_line import main
 from heads import MANY, save_head, tokenizer_for
 from messages import raises
+from transformers import AutoTokenizer
 from written import operators, run, write
 
-from vanilla_transformer.checkpoint import load_tokenizer
 from vanilla_transformer_export import Options, Runtime, export, load_checkpoint
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.exporting.calibration import calibrate
@@ -82,7 +82,7 @@ def test_calibrated_scales_match_activation_range_of_text(tmp_path, capsys):
     # per layer: queries, keys, values, output, two of feed-forward
     assert counts["MatMulIntegerToFloat"] == 2 * 6
     assert counts["QuantizeLinear"] == 2 * 4  # queries, keys and values share their input
-    model, tokenizer = load_checkpoint(CARD), load_tokenizer(CARD)
+    model, tokenizer = load_checkpoint(CARD), AutoTokenizer.from_pretrained(CARD)
     rows = [torch.tensor([tokenizer(line)["input_ids"]]) for line in QUESTIONS]
     with torch.no_grad():
         states = torch.cat(
@@ -123,7 +123,7 @@ def cosine_with_torch(directory, pairs):
     translations `pairs`."""
     model, tokenizer, runtime = (
         load_checkpoint(TRANSLATOR),
-        load_tokenizer(TRANSLATOR),
+        AutoTokenizer.from_pretrained(TRANSLATOR),
         Runtime(directory),
     )
     cosines = []

@@ -18,11 +18,12 @@ from models import AUTO_CLASSES
 from safetensors.torch import load_file, save_file
 
 from vanilla_transformer import VanillaDecoderForCausalLM
-from vanilla_transformer.checkpoint import load_checkpoint, load_tokenizer
+from vanilla_transformer.checkpoint import load_tokenizer
 from vanilla_transformer.checkpoint_files import checkpoint_directory
 from vanilla_transformer.conversion import plan_conversion
 from vanilla_transformer.training.averaging import average
 from vanilla_transformer.training.tokenizer import train_tokenizer
+from vanilla_transformer_export import load_checkpoint
 
 INDEX, SHARD = "model.safetensors.index.json", "model-00001-of-00001.safetensors"
 
