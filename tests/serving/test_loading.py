@@ -17,7 +17,7 @@ import tritonclient.http as triton
 from checkpoints import copy_folder, list_file
 from command_line import COMMAND, read_error
 from messages import check_message, raises
-from served import served, wait_for
+from served import served_exports, wait_for
 from serving_load import with_words
 from tritonclient.utils import InferenceServerException
 
@@ -27,7 +27,6 @@ from vanilla_transformer_export.engine.model import open_export, weight_bytes
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.serving import service
 from vanilla_transformer_export.serving.models import READY, UNLOADED, ServedModel
-from vanilla_transformer_export.serving.service import PROTOCOLS
 from vanilla_transformer_export.serving.settings import Settings, sources
 
 TOKEN = b"a-token"
@@ -52,10 +51,10 @@ def exports(exported, exported_for, tmp_path_factory):
 @contextlib.contextmanager
 def serving(exports, token=TOKEN, languages=(), **settings):
     """Yield a server of `exports`, {name: directory}, whose engines run in this process."""
-    named = sources([f"{name}={path}" for name, path in exports.items()], languages)
+    named = [f"{name}={path}" for name, path in exports.items()]
     settings = {"grace": 0.01, "threads": 1, "languages": languages} | settings
     with (
-        served(token, PROTOCOLS, named, **settings) as server,
+        served_exports(*named, token=token, **settings) as server,
         httpx.Client(base_url=server.url, headers=HEADERS, timeout=60) as server.client,
     ):
         yield server

@@ -7,6 +7,7 @@ import huggingface_hub
 import numpy as np
 import openai
 import pytest
+from command_line import read_json
 from heads import HEADS, MANY, PAIRS, TEXTS, close, save_head, tokenizer_for, word_pieces
 from huggingface_hub import InferenceClient
 from messages import check_message, raises
@@ -16,7 +17,6 @@ from served_models import serving
 from transformers import AutoTokenizer, pipeline
 
 from vanilla_transformer_export import TextRuntime, export
-from vanilla_transformer_export.inference.cpu_quota import cpu_quota
 
 PROMPTS = {"query": "the book : "}
 
@@ -399,7 +399,9 @@ def test_info_reports_model_and_limits(embedder, rejecting):
         and result["max_client_batch_size"] == 128
         and result["auto_truncate"] is True
     )
-    assert result["cpu_quota"] == cpu_quota() and result["threads"] >= 1
+    assert (
+        result["cpu_quota"] == read_json("doctor", "--json")["cpu_quota"] and result["threads"] >= 1
+    )
     assert httpx.get(f"{rejecting}/info").json()["auto_truncate"] is False
     assert (
         result["model_type"] == {"embedding": {"pooling": "mean"}}

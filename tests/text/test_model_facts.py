@@ -13,11 +13,9 @@ from messages import check_message
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
-from served import served
+from served import served_exports
 
 from vanilla_transformer_export import TextRuntime, export
-from vanilla_transformer_export.serving.protocols import text_embeddings
-from vanilla_transformer_export.serving.settings import sources
 
 PROMPTS = {"query": "the book : ", "document": "a book : "}
 PICKLE = "pytorch_model.bin"
@@ -281,7 +279,7 @@ def test_info_of_image_models_and_of_models_without_tokenizer(tmp_path, exported
         "VanillaVisionForImageClassification",
     )
     assert facts["activation"] == "softmax" and "token_types" not in facts
-    with served(None, (text_embeddings.PROTOCOL,), sources([f"it={directory}"], [])) as server:
+    with served_exports(f"it={directory}") as server:
         for path in ("/info", "/info?model=it", "/models/it/info"):
             answer = httpx.get(server.url + path).json()
             told = [problem.replace(str(directory), "it") for problem in facts["warnings"]]
