@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from checkpoints import edit_json
+from checkpoints import edit_json, edit_tensors
 from command_line import main, read_error
 from families import random_config, random_model
 from messages import check_message, raises
 from safetensors.torch import load_file
-from saved_families import assert_converts, edit_tensors, save_checkpoint
+from saved_families import assert_converts, save_checkpoint
 from transformers import (
     AutoModel,
 )

@@ -7,7 +7,7 @@ import logging
 import pytest
 import torch
 import transformers
-from checkpoints import SIZES, edit_json, perturbed
+from checkpoints import SIZES, edit_json, edit_tensors, perturbed
 from command_line import main
 from families import (
     ARCHITECTURES,
@@ -40,12 +40,6 @@ def drop_fields(directory, *names):
     path.write_text(
         json.dumps({name: value for name, value in content.items() if name not in names})
     )
-
-
-def edit_tensors(directory, change):
-    tensors = load_file(directory / "model.safetensors")
-    change(tensors)
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 
 def assert_equal_outputs(directory, theirs, out, **settings):

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from checkpoints import default_parity, edit_json
+from checkpoints import default_parity, edit_json, edit_tensors
 from command_line import read_json
 from families import RIGHT, compute_outputs, random_model
 from messages import raises
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoConfig, GenerationConfig
 
 import vanilla_transformer
@@ -65,12 +65,6 @@ def save_checkpoint(
         head = torch.empty_like(model.shared.weight).uniform_(-0.4, 0.4)
         edit_tensors(directory, lambda tensors: tensors.update({"lm_head.weight": head}))
     return type(model).from_pretrained(directory).eval()
-
-
-def edit_tensors(directory, change):
-    tensors = load_file(directory / "model.safetensors")
-    change(tensors)
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 
 def convert_and_load(tmp_path):

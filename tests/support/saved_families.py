@@ -2,7 +2,6 @@
 
 import torch
 from families import assert_exact, compute_outputs, make_arguments, random_config, random_model
-from safetensors.torch import load_file, save_file
 
 import vanilla_transformer
 from vanilla_transformer.conversion import convert
@@ -14,12 +13,6 @@ def save_checkpoint(architecture, family, tmp_path, **changes):
     model = random_model(architecture, config)
     model.save_pretrained(tmp_path / "theirs")
     return tmp_path / "theirs", model
-
-
-def edit_tensors(directory, change):
-    tensors = load_file(directory / "model.safetensors")
-    change(tensors)
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 
 def assert_converts(directory, theirs, tmp_path):
