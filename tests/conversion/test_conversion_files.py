@@ -18,9 +18,7 @@ from families import random_config, random_model
 from messages import check_message, raises
 from safetensors.torch import load_file
 from saved_families import assert_converts, save_checkpoint
-from transformers import (
-    AutoModel,
-)
+from transformers import AutoModel
 
 import vanilla_transformer
 from vanilla_transformer.conversion import convert, plan_conversion

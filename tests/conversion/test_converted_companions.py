@@ -8,11 +8,7 @@ import transformers
 from families import random_config, random_model
 from saved_families import save_checkpoint
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import (
-    AutoTokenizer,
-    PreTrainedTokenizerFast,
-    pipeline,
-)
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, pipeline
 
 from vanilla_transformer.conversion import convert, plan_conversion
 from vanilla_transformer_export import TextRuntime, export

@@ -9,10 +9,7 @@ from checkpoints import edit_json
 from families import random_config, random_model
 from messages import raises
 from saved_families import assert_converts, edit_tensors, save_checkpoint
-from transformers import (
-    AutoTokenizer,
-    BertTokenizer,
-)
+from transformers import AutoTokenizer, BertTokenizer
 
 from vanilla_transformer.conversion import convert, plan_conversion
 from vanilla_transformer.conversion.registry import FAMILIES

@@ -6,18 +6,9 @@ import os
 
 import pytest
 import torch
-from families import (
-    assert_exact,
-    compute_outputs,
-    make_arguments,
-)
+from families import assert_exact, compute_outputs, make_arguments
 from messages import raises
-from models_of_families import (
-    FIXED,
-    HEAD,
-    converted_back,
-    our_model,
-)
+from models_of_families import FIXED, HEAD, converted_back, our_model
 
 import vanilla_transformer
 from vanilla_transformer.conversion import convert

@@ -11,9 +11,7 @@ from types import SimpleNamespace
 import pytest
 from messages import check_message
 from opened_engines import open_client
-from serving_load import (
-    wait_until,
-)
+from serving_load import wait_until
 
 from vanilla_transformer_export.engine.inputs import Update
 from vanilla_transformer_export.engine.loop import Client, Engine

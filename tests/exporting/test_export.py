@@ -5,14 +5,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from checkpoints import (
-    CHECKPOINTS,
-    HEADS,
-    KEY_WIDTH,
-    VALUE_WIDTH,
-    VOCABULARY,
-    WIDTH,
-)
+from checkpoints import CHECKPOINTS, HEADS, KEY_WIDTH, VALUE_WIDTH, VOCABULARY, WIDTH
 from onnx import numpy_helper
 from safetensors.torch import load_file
 from transformers import DynamicCache

@@ -10,15 +10,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
-from checkpoints import (
-    CHECKPOINTS,
-    EOS,
-    PAD,
-    WIDTH,
-    default_graphs,
-    default_parity,
-    edit_json,
-)
+from checkpoints import CHECKPOINTS, EOS, PAD, WIDTH, default_graphs, default_parity, edit_json
 from messages import raises
 from onnx import numpy_helper
 from safetensors.torch import load_file, save_file

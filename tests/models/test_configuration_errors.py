@@ -9,11 +9,7 @@ from messages import raises
 from models import CONFIGS, every_config
 from transformers import AutoConfig
 
-from vanilla_transformer import (
-    VanillaDecoderConfig,
-    VanillaEncoderConfig,
-    VanillaSeq2SeqConfig,
-)
+from vanilla_transformer import VanillaDecoderConfig, VanillaEncoderConfig, VanillaSeq2SeqConfig
 
 # ------------------------------------------------------------------------------------------- errors
 

@@ -4,11 +4,7 @@ import pytest
 import transformers
 from families import bart
 from messages import raises
-from transformers import (
-    MBart50Tokenizer,
-    MBartTokenizer,
-    pipeline,
-)
+from transformers import MBart50Tokenizer, MBartTokenizer, pipeline
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,9 @@ import sys
 import pytest
 import transformers
 from messages import raises
-from transformers import (
-    BartConfig,
-    pipeline,
-)
+from transformers import BartConfig, pipeline
 
-from vanilla_transformer import (
-    TranslationPipeline,
-)
+from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.pipelines import PIPELINES, register_pipelines
 
 # ----------------------------------------------------------------------------------- language pairs

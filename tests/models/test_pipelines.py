@@ -9,13 +9,7 @@ import transformers
 from checkpoints import SIZES
 from families import bart
 from messages import raises
-from transformers import (
-    AutoTokenizer,
-    BertConfig,
-    BertModel,
-    GenerationConfig,
-    pipeline,
-)
+from transformers import AutoTokenizer, BertConfig, BertModel, GenerationConfig, pipeline
 
 from vanilla_transformer import (
     SummarizationPipeline,

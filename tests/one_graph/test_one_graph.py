@@ -3,12 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from checkpoints import (
-    EOS,
-    PAD,
-    START,
-    VOCABULARY,
-)
+from checkpoints import EOS, PAD, START, VOCABULARY
 from one_graphs import BEAMS, prompts, source
 
 from vanilla_transformer_export import Runtime

@@ -6,15 +6,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from checkpoints import (
-    EOS,
-    PAD,
-    VOCABULARY,
-    build,
-    default_graphs,
-    default_parity,
-    edit_json,
-)
+from checkpoints import EOS, PAD, VOCABULARY, build, default_graphs, default_parity, edit_json
 from command_line import main
 from messages import raises
 from one_graphs import BEAMS, Generator, prompts, source

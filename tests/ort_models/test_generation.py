@@ -16,10 +16,7 @@ from transformers import (
 
 from vanilla_transformer_export import Runtime
 from vanilla_transformer_export.errors import SessionError
-from vanilla_transformer_export.ort_models import (
-    ORTModelForCausalLM,
-    ORTModelForSeq2SeqLM,
-)
+from vanilla_transformer_export.ort_models import ORTModelForCausalLM, ORTModelForSeq2SeqLM
 from vanilla_transformer_export.ort_models.generation import CACHE
 
 CLASSES = {

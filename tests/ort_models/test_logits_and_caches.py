@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 import torch
 from messages import raises
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-)
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from vanilla_transformer_export import Options
 from vanilla_transformer_export.ort_models import (

@@ -7,10 +7,7 @@ import random
 import pytest
 import torch
 import transformers
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-)
+from transformers import BartConfig, BartForConditionalGeneration
 
 import vanilla_transformer
 from vanilla_transformer.configuration_vanilla_transformer import pair

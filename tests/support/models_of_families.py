@@ -5,10 +5,7 @@ import re
 
 import torch
 import transformers
-from families import (
-    LLAMAS,
-    T5,
-)
+from families import LLAMAS, T5
 from torch import nn
 from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
 

@@ -4,11 +4,7 @@ import json
 
 import numpy as np
 import onnxruntime
-from checkpoints import (
-    PAD,
-    VOCABULARY,
-    default_graphs,
-)
+from checkpoints import PAD, VOCABULARY, default_graphs
 
 BEAMS = dict(num_beams=3, length_penalty=0.7, early_stopping=False)
 

@@ -18,11 +18,7 @@ from vanilla_transformer_export import Options
 from vanilla_transformer_export.engine.inputs import LENGTH, STOP, Event, Generated, TokenLogprobs
 from vanilla_transformer_export.engine.limits import Admission
 from vanilla_transformer_export.engine.search import StepLogits, TokenSearch
-from vanilla_transformer_export.inference.logits import (
-    LogitsProcessors,
-    Prompt,
-    row_uniforms,
-)
+from vanilla_transformer_export.inference.logits import LogitsProcessors, Prompt, row_uniforms
 from vanilla_transformer_export.inference.rows import GenerationRequest
 from vanilla_transformer_export.serving import app as serving
 from vanilla_transformer_export.serving.middleware import Frame

@@ -15,11 +15,7 @@ from vanilla_transformer.training.augment import AugmentedDataset, build_augment
 from vanilla_transformer.training.prepare import prepare
 from vanilla_transformer.training.recipe import Recipe
 from vanilla_transformer.training.run import train
-from vanilla_transformer.training.tasks import (
-    masked_lm,
-    pretraining,
-    sequence_classification,
-)
+from vanilla_transformer.training.tasks import masked_lm, pretraining, sequence_classification
 from vanilla_transformer.training.tokenizer import train_tokenizer
 from vanilla_transformer.training.trainer import make_trainer, training_arguments
 

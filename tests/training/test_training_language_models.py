@@ -16,10 +16,7 @@ from vanilla_transformer.errors import UsageError
 from vanilla_transformer.training.prepare import prepare
 from vanilla_transformer.training.recipe import Recipe
 from vanilla_transformer.training.run import train
-from vanilla_transformer.training.tasks import (
-    causal_lm,
-    sequence_classification,
-)
+from vanilla_transformer.training.tasks import causal_lm, sequence_classification
 from vanilla_transformer.training.tokenizer import train_tokenizer
 
 

@@ -15,14 +15,9 @@ from libretranslatepy import LibreTranslateAPI
 from messages import check_message, raises
 from translation_server import ENGLISH, WORDS, answer, error_message, pairs, serving
 
-from vanilla_transformer_export.serving.generation import (
-    MAX_INLINE_CHARACTERS,
-    translate,
-)
+from vanilla_transformer_export.serving.generation import MAX_INLINE_CHARACTERS, translate
 from vanilla_transformer_export.serving.protocols.libretranslate import PUBLIC_PATHS
-from vanilla_transformer_export.text.languages import (
-    Direction,
-)
+from vanilla_transformer_export.text.languages import Direction
 from vanilla_transformer_export.text.tasks.segments import TextOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")

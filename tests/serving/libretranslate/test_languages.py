@@ -10,9 +10,7 @@ from messages import check_message, raises
 from translation_server import ENGLISH, answer, error_message, pairs, serving
 
 from vanilla_transformer_export.errors import TooLong, UsageError
-from vanilla_transformer_export.serving.generation import (
-    plan_job,
-)
+from vanilla_transformer_export.serving.generation import plan_job
 from vanilla_transformer_export.text.languages import (
     Direction,
     Directions,

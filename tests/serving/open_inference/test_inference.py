@@ -10,16 +10,7 @@ import tritonclient.http as triton
 from checkpoints import VOCABULARY, WIDTH, perturbed
 from heads import export_for_images
 from messages import raises
-from open_inference_client import (
-    GENERATORS,
-    ROWS,
-    batch,
-    infer,
-    post,
-    tensor,
-    texts,
-    tokens,
-)
+from open_inference_client import GENERATORS, ROWS, batch, infer, post, tensor, texts, tokens
 from served_models import serving
 from serving_load import with_words
 from tokenizers import Tokenizer
