@@ -5,10 +5,10 @@ import os
 import pytest
 import torch
 import transformers
-from checkpoints import edit_json
+from checkpoints import edit_json, edit_tensors
 from families import random_config, random_model
 from messages import raises
-from saved_families import assert_converts, edit_tensors, save_checkpoint
+from saved_families import assert_converts, save_checkpoint
 from transformers import AutoTokenizer, BertTokenizer
 
 from vanilla_transformer.conversion import convert, plan_conversion
