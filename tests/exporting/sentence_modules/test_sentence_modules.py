@@ -9,6 +9,7 @@ import torch
 from checkpoints import edit_json, seal
 from command_line import main
 from messages import check_message, raises
+from random_prompts import pad_rows
 from safetensors.torch import load_file, save_file
 from sentence_models import LONGEST, TEXTS, embedder
 from sentence_transformers import CrossEncoder, SentenceTransformer
@@ -16,7 +17,6 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 from vanilla_transformer.conversion import convert
 from vanilla_transformer.training.averaging import average
 from vanilla_transformer_export import Runtime, export, load_checkpoint, verify
-from vanilla_transformer_export.inference.inputs import pad_sequences
 
 
 def embeddings(directory):
@@ -193,7 +193,7 @@ def test_export_lists_and_copies_sentence_modules(base, pooling, tmp_path):
     encoded = [
         model.tokenizer(text, truncation=True, max_length=LONGEST)["input_ids"] for text in TEXTS
     ]
-    result = embed_by_manifest(tmp_path / "onnx", *pad_sequences(encoded, 0))
+    result = embed_by_manifest(tmp_path / "onnx", *pad_rows(encoded, pad=0))
     np.testing.assert_allclose(result, model.encode(TEXTS), rtol=1e-4, atol=1e-5)
 
 
