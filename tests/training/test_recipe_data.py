@@ -14,7 +14,6 @@ from vanilla_transformer.training import prepare as preparation
 from vanilla_transformer.training.origins import logger
 from vanilla_transformer.training.prepare import check_complete, prepare
 from vanilla_transformer.training.recipe import Recipe, read_recipe
-from vanilla_transformer.training.record import RECORD
 from vanilla_transformer.training.tasks import sequence_classification
 
 SMALL = dict(
@@ -144,7 +143,9 @@ def test_generation_tokens_outside_vocabulary_raise(tmp_path):
 
 
 def write_record(path, **data):
-    (path / RECORD).write_text(json.dumps({"recipe": {"data": {"train": "train.txt", **data}}}))
+    (path / "training.json").write_text(
+        json.dumps({"recipe": {"data": {"train": "train.txt", **data}}})
+    )
 
 
 @pytest.mark.parametrize("data", [{"folds": 5, "fold": 1}, {"folds": 4, "fold": 0}, {}], ids=str)
@@ -187,7 +188,7 @@ def test_teacher_of_same_fold_or_different_text_is_accepted(work):
     with raises(ValueError, seen=("fold", 1, 5)):
         check_complete(recipe)
     for damaged in ("[]", "{", "[" * 100_000, '{"recipe": {"data": {"train": 5}}}'):
-        (work / "classifier" / RECORD).write_text(damaged)
+        (work / "classifier" / "training.json").write_text(damaged)
         with raises(ValueError, seen="training.json"):
             check_complete(recipe)
 
