@@ -23,8 +23,6 @@ from vanilla_transformer_export.engine.process import (
 )
 from vanilla_transformer_export.errors import RequestError, UsageError
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
-
 
 class Unusual(Exception):
     """An exception that cannot be created from its message alone."""

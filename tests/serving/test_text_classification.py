@@ -3,7 +3,6 @@
 import contextlib
 
 import httpx
-import huggingface_hub
 import numpy as np
 import pytest
 from embedding_client import LONG, check_rejected, post
@@ -12,12 +11,6 @@ from served_models import serving
 from transformers import AutoTokenizer, pipeline
 
 from vanilla_transformer_export import TextRuntime, export
-
-
-@pytest.fixture(autouse=True)
-def allow_requests(monkeypatch):
-    """The client sends no requests with HF_HUB_OFFLINE, not even to this machine."""
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
 
 
 @pytest.fixture(scope="module")
