@@ -19,6 +19,7 @@ import tempfile
 from pathlib import Path
 
 import report
+import speed_results
 from checkout import make_importable
 from measure import instructions
 from measure_cpu import CpuBenchmark
@@ -34,8 +35,8 @@ def parse(arguments):
         "--device", choices=PLANS, default="cpu", help="device to run the models on (cpu)"
     )
     device = chooser.parse_known_args(arguments)[0].device
-    name = f"cpu-{report.processor(instructions())}" if device == "cpu" else device
-    plan, out = PLANS[device], report.RESULTS / f"{name}.json"
+    name = f"cpu-{speed_results.processor(instructions())}" if device == "cpu" else device
+    plan, out = PLANS[device], speed_results.RESULTS / f"{name}.json"
     parser = argparse.ArgumentParser(
         description=__doc__, parents=[chooser], formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 import dtypes
 import embeddings
 import report
+import speed_results
 
 ROOT = Path(__file__).parents[1]
 MARKS = "<!-- benchmarks/speed_pages.py {} -->", "<!-- /benchmarks/speed_pages.py {} -->"
@@ -36,7 +37,7 @@ PROOF_HEADER = (
     "largest change by other texts of the batch",
     "texts/s",
 )
-# program: the beginnings of its engines in `report.LABELS` and `embeddings.ENGINES`
+# program: the beginnings of its engines in `speed_results.LABELS` and `embeddings.ENGINES`
 PROGRAMS = {
     "ours": ("ours, cpu ", "`TextRuntime.embed`, "),
     "transformers": ("transformers, ", "sentence-transformers, torch "),
@@ -49,7 +50,7 @@ PACKAGES = ("torch", "transformers", "onnxruntime", "ctranslate2", "openvino")
 Speeds = dict[str, float]  # by the name of the engine in a table
 
 
-def results(folder: Path = report.RESULTS) -> dict[str, dict]:
+def results(folder: Path = speed_results.RESULTS) -> dict[str, dict]:
     """Return {file name: result} of each CPU in `folder`."""
     return {file.stem: json.loads(file.read_text()) for file in sorted(folder.glob("cpu-*.json"))}
 
@@ -99,15 +100,15 @@ def all_speeds(result: dict) -> dict[str, Speeds]:
     """Return {name: speeds} of each workload that was measured on a CPU."""
     return {
         f"{name}, batch {batch}, {unit}": speeds(result, *key, batch)
-        for key, (name, unit) in report.SPEEDS.items()
-        for batch in sorted({record["batch"] for record in report.records(result, *key)})
+        for key, (name, unit) in speed_results.SPEEDS.items()
+        for batch in sorted({record["batch"] for record in speed_results.records(result, *key)})
     }
 
 
 def speeds(result: dict, shape: str, beams: int, batch: int) -> Speeds:
     return {
-        report.LABELS[record["engine"]]: record["per_second"]
-        for record in report.records(result, shape, beams)
+        speed_results.LABELS[record["engine"]]: record["per_second"]
+        for record in speed_results.records(result, shape, beams)
         if record["batch"] == batch and "per_second" in record
     }
 
@@ -203,7 +204,7 @@ def overview(name: str, result: dict) -> str:
         f"{result['options']['threads']} threads, {report.machine(result)}, each engine {threads}."
     )
     parts = [
-        f"### {report.processor(result['hardware']['instructions']).upper()}",
+        f"### {speed_results.processor(result['hardware']['instructions']).upper()}",
         f"{setting}\n{packages}.",
         comparison(all_speeds(result)),
         report.overview(result),

@@ -10,6 +10,8 @@ import pytest
 import report
 import speed
 import speed_pages as pages
+import speed_plot
+import speed_results
 import workload
 from messages import raises
 from plan import PLANS
@@ -107,7 +109,7 @@ def test_tables_format_measured_cells():
 def test_ratios_compare_equal_batches_and_are_none_if_missing():
     result = {
         (ratio["what"], ratio["engine"], ratio["divided_by"]): ratio["batches"]
-        for ratio in report.ratios(RESULT)
+        for ratio in speed_results.ratios(RESULT)
     }
     assert result["tokens/s: seq2seq greedy", "cpu-int8", "ctranslate2-int8"] == {1: 4.0, 8: None}
     assert result["memory: seq2seq greedy", "cpu-int8", "ctranslate2-int8"] == {1: 2.0, 8: None}
@@ -143,7 +145,7 @@ def test_leads_compare_with_fastest_other_engine_of_same_precision():
         ),
         cell("cpu-int8", 8, (1.0, 1.0, 1.0), 300),
     ]
-    result = report.leads({**RESULT, "cells": cells})
+    result = speed_results.leads({**RESULT, "cells": cells})
     sides = {
         key: {batch: [side["engine"] for side in pair] for batch, pair in each.items()}
         for key, each in result.items()
@@ -319,7 +321,11 @@ def test_plan_measures_both_sides_of_each_comparison(shape, beams, batch, ours, 
     cells = [each for each in plan.shapes[shape] if (each.batch, each.beams) == (batch, beams)]
     assert len(cells) == (3 if shape == "encoder-length" else 1)
     for engine in [*ours.split(), *others.split()]:
-        assert engine in plan.engines and engine in report.LABELS and engine in report.COLORS
+        assert (
+            engine in plan.engines
+            and engine in speed_results.LABELS
+            and engine in speed_plot.COLORS
+        )
         assert [plan.left_out(engine, each) for each in cells] == [None] * len(cells)
 
 
@@ -330,7 +336,7 @@ def test_export_settings_of_calibrated_and_int4_engines():
 
 
 def test_plot_is_drawn_from_result(tmp_path):
-    report.plot(RESULT, tmp_path / "plot.png")
+    speed_plot.plot(RESULT, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000
 
 
@@ -342,6 +348,8 @@ def test_documentation_matches_measured_results():
         page = (BENCHMARKS.parent / page).read_text()
         assert all(pages.filled(page, name, text) == page for name, text in tables.items())
     for name, result in actual.items():
-        assert report.processor(result["hardware"]["instructions"]) == name.removeprefix("cpu-")
+        assert speed_results.processor(result["hardware"]["instructions"]) == name.removeprefix(
+            "cpu-"
+        )
         assert not result["options"]["quick"] and result["options"]["repeats"] >= 5
         assert (BENCHMARKS / "results" / f"{name}.png").stat().st_size > 10_000

@@ -12,6 +12,7 @@ import numpy as np
 import one_graph
 import pytest
 import report
+import speed_results
 import training_speed
 from engines import is_installed
 from plan import PLANS
@@ -137,7 +138,7 @@ def test_quick_run_of_openvino_and_llamacpp_in_all_arrangements(tmp_path):
             if record["engine"] == engine
         }
         assert ("measured" if is_installed(engine) else "not installed") in missing
-        assert f"| {report.LABELS[engine]} |" in output
+        assert f"| {speed_results.LABELS[engine]} |" in output
 
 
 @pytest.mark.slow

@@ -6,12 +6,10 @@ import shutil
 import pytest
 import torch
 from checkpoints import copy_folder, with_tokenizer
-from command_line import command, read_error
+from command_line import command, main, read_error
 from messages import check_message
 from safetensors.torch import load_file, save_file
 from training_command import training
-
-from vanilla_transformer_export.cli.main import main
 
 
 @pytest.mark.parametrize("text", ["hidden_size", ""])

@@ -11,14 +11,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from command_line import COMMAND, read_error
+from command_line import COMMAND, main, read_error
 from messages import check_message
 
 from vanilla_transformer import conversion
 from vanilla_transformer_export import Options
 from vanilla_transformer_export.arguments import get_output, key_value
 from vanilla_transformer_export.cli import main as cli
-from vanilla_transformer_export.cli.main import VERBS, main
+from vanilla_transformer_export.cli.main import VERBS
 from vanilla_transformer_export.cli.verbs import generation_options
 from vanilla_transformer_export.targets.registry import targets
 

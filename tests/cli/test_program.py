@@ -12,13 +12,12 @@ import warnings
 
 import pytest
 from checkpoints import with_words
-from command_line import COMMAND, read_error
+from command_line import COMMAND, main, read_error
 from messages import check_message, raises
 from safetensors import SafetensorError
 
 from vanilla_transformer.training import averaging
 from vanilla_transformer_export import terminal as program
-from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.terminal import (
     error_message,
     one_line,

@@ -9,12 +9,10 @@ import re
 import pytest
 import sacrebleu
 from checkpoints import toy_corpus
-from command_line import command
+from command_line import command, main
 from messages import check_message
 from training_command import training
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
-from vanilla_transformer_export.cli.main import main
 
 TEXTS = [source for source, _ in toy_corpus(6, seed=9)]
 SHAPE = dict(

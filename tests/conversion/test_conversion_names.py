@@ -7,7 +7,8 @@ import logging
 import pytest
 import torch
 import transformers
-from checkpoints import SIZES, edit_json, perturbed
+from checkpoints import SIZES, edit_json, edit_tensors, perturbed
+from command_line import main
 from families import (
     ARCHITECTURES,
     assert_exact,
@@ -23,7 +24,6 @@ import vanilla_transformer
 from vanilla_transformer.conversion import convert, plan_conversion
 from vanilla_transformer.errors import UsageError
 from vanilla_transformer_export import Runtime, export
-from vanilla_transformer_export.cli.main import main
 
 
 def save_random_model(architecture, family, directory, **changes):
@@ -40,12 +40,6 @@ def drop_fields(directory, *names):
     path.write_text(
         json.dumps({name: value for name, value in content.items() if name not in names})
     )
-
-
-def edit_tensors(directory, change):
-    tensors = load_file(directory / "model.safetensors")
-    change(tensors)
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 
 def assert_equal_outputs(directory, theirs, out, **settings):

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from checkpoints import default_parity, edit_json
+from checkpoints import default_parity, edit_json, edit_tensors
+from command_line import read_json
 from families import RIGHT, compute_outputs, random_model
 from messages import raises
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoConfig, GenerationConfig
 
 import vanilla_transformer
 from vanilla_transformer.conversion import convert, plan_conversion
-from vanilla_transformer.info import info
 from vanilla_transformer_export import Runtime, export
 from vanilla_transformer_export.targets.registry import get_target
 
@@ -65,12 +65,6 @@ def save_checkpoint(
         head = torch.empty_like(model.shared.weight).uniform_(-0.4, 0.4)
         edit_tensors(directory, lambda tensors: tensors.update({"lm_head.weight": head}))
     return type(model).from_pretrained(directory).eval()
-
-
-def edit_tensors(directory, change):
-    tensors = load_file(directory / "model.safetensors")
-    change(tensors)
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 
 def convert_and_load(tmp_path):
@@ -336,12 +330,12 @@ def test_invalid_config_is_rejected(changes, seen, expected, tmp_path):
 
 def test_info_describes_converted_model(tmp_path):
     theirs = save_checkpoint("v1.1", tmp_path / "theirs")
-    facts = info(tmp_path / "theirs")
+    facts = read_json("info", tmp_path / "theirs", "--json")
     ours = convert_and_load(tmp_path)
     assert facts["total_parameters"] == sum(parameter.numel() for parameter in ours.parameters())
     # one embedding matrix per stack
     assert facts["total_parameters"] == theirs.num_parameters() + theirs.shared.weight.numel()
-    assert info(tmp_path / "ours")["flops"] == facts["flops"]
+    assert read_json("info", tmp_path / "ours", "--json")["flops"] == facts["flops"]
 
 
 # ------------------------------------------------------------------------------------------ targets

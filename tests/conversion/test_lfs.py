@@ -5,9 +5,8 @@ import json
 import pytest
 from checkpoints import copy_folder, with_words
 from command_line import read_error
-from messages import check_message, raises
-
-from vanilla_transformer_export.image_runtime import open_image
+from heads import export_for_images
+from messages import check_message
 
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d' * 32}\nsize 12345\n"
 
@@ -62,8 +61,9 @@ def test_error_names_lfs_pointer_of_text_file_or_image(exported, tmp_path):
         files = ["--input", tmp_path / name, "--output-dir", tmp_path / "out"]
         message = read_error("predict", export, *files)
         check_message(message, seen=(tmp_path / name, "git-lfs"))
-    with raises(ValueError, seen=("picture.png", "git-lfs")):
-        open_image(tmp_path / "picture.png")
+    export_for_images(tmp_path)
+    message = read_error("predict", tmp_path / "export", tmp_path / "picture.png")
+    check_message(message, seen=(tmp_path / "picture.png", "git-lfs"))
 
 
 def test_error_names_lfs_pointer_in_export(exported, tmp_path):

@@ -7,6 +7,7 @@ from messages import raises
 from opened_engines import open_client
 from targets import SIZES
 
+from vanilla_transformer_export import Options
 from vanilla_transformer_export.engine.inputs import generation_inputs
 from vanilla_transformer_export.engine.limits import (
     Admission,
@@ -18,7 +19,6 @@ from vanilla_transformer_export.engine.limits import (
 )
 from vanilla_transformer_export.engine.model import open_export
 from vanilla_transformer_export.errors import TooLong, UsageError
-from vanilla_transformer_export.inference.options import Options
 from vanilla_transformer_export.targets.cpu.slots import SlotRows
 
 MAX_NEW_TOKENS = 9

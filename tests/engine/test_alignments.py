@@ -10,14 +10,14 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from checkpoints import PAD, START, perturbed
+from checkpoints import START, perturbed
 from messages import raises
 from opened_engines import open_client
+from random_prompts import pad_rows
 from targets import SIZES, build
 
 from vanilla_transformer_export import Runtime, export
 from vanilla_transformer_export.engine.model import OnnxModel
-from vanilla_transformer_export.inference.inputs import pad_sequences
 
 SEQ2SEQ = "VanillaSeq2SeqForConditionalGeneration"
 # As NLLB: pre-norm, a learned table that counts tokens by their ids, scaled embeddings.
@@ -156,7 +156,7 @@ def test_generated_sequences_come_with_their_alignments(
     sources = random_rows(count)
     starts = np.array([[START, 9, 9]] * count)
     options = dict(max_new_tokens=12) | SEARCHES[search]
-    rows = runtime.inputs(*pad_sequences(sources, PAD), starts, options)
+    rows = runtime.inputs(*pad_rows(sources), starts, options)
     plain = runtime.sequences(rows)
     aligned = [dataclasses.replace(row, is_aligned=True) for row in rows]
     found = runtime.sequences(aligned)
@@ -197,7 +197,7 @@ def test_other_targets_align_what_they_generate(exported, without_encoding, targ
     _, directory = exported("seq2seq-nllb", target=target, alignments=True)
     runtime, sources = Runtime(directory, device="cpu"), random_rows(12, seed=3)
     options = dict(max_new_tokens=12) | SEARCHES[search]
-    rows = runtime.inputs(*pad_sequences(sources, PAD), None, options)
+    rows = runtime.inputs(*pad_rows(sources), None, options)
     found = runtime.sequences([dataclasses.replace(row, is_aligned=True) for row in rows])
     without_encoding()
     for source, row, sequences in zip(sources, rows, found, strict=True):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from opened_engines import first_batch, open_client
 
+from vanilla_transformer_export import Options
 from vanilla_transformer_export.engine.search import BeamSearch, keep
-from vanilla_transformer_export.inference.options import Options
 
 VOCABULARY, BEAMS, STEPS = 40, 3, 5
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from heads import HEADS, MANY, PAIRS, close, export_for_images, save_head, tokenizer_for
 from messages import raises
+from random_prompts import pad_rows
 
 from vanilla_transformer_export import ImageRuntime, Runtime, TextRuntime, export
 from vanilla_transformer_export.engine import encoder
@@ -21,7 +22,6 @@ from vanilla_transformer_export.engine.encoder import (
 )
 from vanilla_transformer_export.engine.inputs import encoder_feeds
 from vanilla_transformer_export.errors import RequestError, TooLong
-from vanilla_transformer_export.inference.inputs import pad_sequences
 from vanilla_transformer_export.inference.session import SessionChanges
 from vanilla_transformer_export.serving.models import batched
 
@@ -61,7 +61,7 @@ def random_rows(runtime, count=40, longest=50):
 
 
 def run_rows(scheduler, rows):
-    ids, mask = pad_sequences(rows, scheduler.graph.config["pad_token_id"])
+    ids, mask = pad_rows(rows, pad=scheduler.graph.config["pad_token_id"])
     result = scheduler.run(
         encoder_feeds(scheduler.graph.model.info, {"input_ids": ids, "attention_mask": mask})
     )

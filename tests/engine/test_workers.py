@@ -10,20 +10,18 @@ import pytest
 import sacrebleu
 import torch
 from checkpoints import EOS, PAD, START
+from command_line import main
 from messages import raises
+from random_prompts import pad_rows
 from serving_load import with_words
 from targets import SIZES
 
 from vanilla_transformer_export import Runtime, TextRuntime, evaluate
-from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.engine import capacity
 from vanilla_transformer_export.engine.batch import GenerationBatch
 from vanilla_transformer_export.engine.capacity import MIN_JOINING
 from vanilla_transformer_export.errors import SessionError, UsageError
-from vanilla_transformer_export.files.predictions import Predictions
-from vanilla_transformer_export.files.run import Runner
 from vanilla_transformer_export.inference.devices import level2_cache
-from vanilla_transformer_export.inference.inputs import move_padding, pad_sequences
 
 SEQ2SEQ, DECODER = "seq2seq", "causal"
 COUNT = 2 * MIN_JOINING + 12
@@ -45,8 +43,7 @@ def inputs(name, count=COUNT, seed=0):
     rows = [
         rng.integers(4, SIZES["vocab_size"], rng.integers(1, 18)).tolist() for _ in range(count)
     ]
-    ids, mask = pad_sequences(rows, PAD)
-    return (ids, mask) if name == SEQ2SEQ else move_padding(ids, mask, "left", PAD)
+    return pad_rows(rows, "right" if name == SEQ2SEQ else "left")
 
 
 def generate_with_transformers(model, ids, mask, prefixes=None, **options):
@@ -229,27 +226,18 @@ def test_files_translations_and_evaluations_run_in_workers(translator, steps, tm
     source, references = tmp_path / "in", tmp_path / "references"
     source.write_text("\n".join(["", *texts]) + "\n")
     runtime = TextRuntime(export, threads=2, workers=2)
-    Runner(Predictions(runtime, "generate", options, 8)).to_file(source, tmp_path / "out")
-    assert (tmp_path / "out").read_text().split("\n") == ["", *reference, ""]
-    assert count_threads(steps) == 2
-    steps.clear()
     with pytest.warns(UserWarning, match=" 9 tokens"):
         assert runtime.translate(texts, split=False, **options) == reference
     assert count_threads(steps) == 2
     steps.clear()
-    command = [
-        "generate",
-        str(export),
-        "--threads",
-        "2",
-        "--workers",
-        "1",
-        "--input",
-        str(source),
-        "--max-new-tokens",
-        "9",
-    ]
-    main([*command, "--no-repeat-ngram-size", "0"])
+    command = ["generate", str(export), "--input", str(source), "--threads", "2"]
+    command += ["--max-new-tokens", "9", "--no-repeat-ngram-size", "0", "--batch-size", "8"]
+    main([*command, "--workers", "2", "--output", str(tmp_path / "out")])
+    assert (tmp_path / "out").read_text().split("\n") == ["", *reference, ""]
+    assert count_threads(steps) == 2
+    steps.clear()
+    capsys.readouterr()
+    main([*command, "--workers", "1"])
     assert capsys.readouterr().out.split("\n") == ["", *reference, ""]
     assert count_threads(steps) == 1
     steps.clear()

@@ -9,13 +9,13 @@ import onnx_ir as ir
 import pytest
 import torch
 from checkpoints import default_graphs
+from command_line import main
 from heads import MANY, save_head, tokenizer_for
 from messages import raises
+from transformers import AutoTokenizer
 from written import operators, run, write
 
-from vanilla_transformer.checkpoint import load_tokenizer
 from vanilla_transformer_export import Options, Runtime, export, load_checkpoint
-from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.exporting.calibration import calibrate
 from vanilla_transformer_export.graphs.input_scales import (
@@ -76,13 +76,13 @@ def test_calibrated_scales_match_activation_range_of_text(tmp_path, capsys):
     text.write_text("\n".join(QUESTIONS) + "\n")
     arguments = ["export", str(CARD), str(tmp_path / "out"), "--target", "cpu", "--dtype", "int8"]
     with raises(SystemExit, seen="nowhere"):
-        cli.main([*arguments, "--calibrate", str(tmp_path / "nowhere")])
-    cli.main([*arguments, "--calibrate", str(text)])
+        main([*arguments, "--calibrate", str(tmp_path / "nowhere")])
+    main([*arguments, "--calibrate", str(text)])
     graph, counts = load_graph(tmp_path / "out/onnx/model.onnx")
     # per layer: queries, keys, values, output, two of feed-forward
     assert counts["MatMulIntegerToFloat"] == 2 * 6
     assert counts["QuantizeLinear"] == 2 * 4  # queries, keys and values share their input
-    model, tokenizer = load_checkpoint(CARD), load_tokenizer(CARD)
+    model, tokenizer = load_checkpoint(CARD), AutoTokenizer.from_pretrained(CARD)
     rows = [torch.tensor([tokenizer(line)["input_ids"]]) for line in QUESTIONS]
     with torch.no_grad():
         states = torch.cat(
@@ -123,7 +123,7 @@ def cosine_with_torch(directory, pairs):
     translations `pairs`."""
     model, tokenizer, runtime = (
         load_checkpoint(TRANSLATOR),
-        load_tokenizer(TRANSLATOR),
+        AutoTokenizer.from_pretrained(TRANSLATOR),
         Runtime(directory),
     )
     cosines = []
@@ -392,7 +392,7 @@ def test_export_reports_calibration_errors_and_number_of_row_scales(tmp_path, te
         "--dtype",
         "int8",
     ]
-    cli.main(["export", *arguments, "--calibrate", str(text)])
+    main(["export", *arguments, "--calibrate", str(text)])
     manifest = json.loads((tmp_path / "out/manifest.json").read_text())
     reported = json.loads(capsys.readouterr().out.splitlines()[-1])["calibration"]
     left_out = manifest["calibration"].pop("left_out")

@@ -14,18 +14,17 @@ import sacrebleu
 import torch
 import transformers
 from checkpoints import copy_folder, edit_json, perturbed, seal, toy_corpus
-from command_line import read_error
+from command_line import main, read_error
 from filelock import FileLock
 from messages import raises
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from vanilla_transformer.training.data import read_lines
 from vanilla_transformer.training.tokenizer import train_tokenizer
-from vanilla_transformer_export import export
-from vanilla_transformer_export.cli.main import main
+from vanilla_transformer_export import evaluate, export
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.exporting import evaluation as module
-from vanilla_transformer_export.exporting.evaluation import compare, evaluate
+from vanilla_transformer_export.exporting.evaluation import compare
 
 SIZES = dict(vocab_size=60, hidden_size=32, intermediate_size=40, num_attention_heads=4)
 LABELS = {0: "good", 1: "bad", 2: "neither"}

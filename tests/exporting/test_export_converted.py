@@ -12,8 +12,9 @@ import onnx_ir as ir
 import pytest
 import torch
 from checkpoints import default_graphs
+from command_line import main, read_error, read_json
 from families import random_config, random_model
-from messages import raises
+from messages import check_message, raises
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
@@ -21,9 +22,7 @@ from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 from vanilla_transformer.checkpoint_files import FILES
 from vanilla_transformer.conversion import conversion_plan, convert
 from vanilla_transformer.errors import UsageError
-from vanilla_transformer.info import info
 from vanilla_transformer_export import Runtime, export, load_checkpoint
-from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.engine.batch import batch_request
 from vanilla_transformer_export.engine.groups import Group
 
@@ -144,7 +143,8 @@ def test_insufficient_disk_space_raises_before_files_are_written(
 def test_info_and_model_match_converted_checkpoint(theirs, temporary, tmp_path):
     directory, _ = theirs
     convert(directory, tmp_path / "ours")
-    assert info(directory) == info(tmp_path / "ours")
+    facts = [read_json("info", path, "--json") for path in (directory, tmp_path / "ours")]
+    assert facts[0] == facts[1]
     actual, expected = (
         load_checkpoint(directory).state_dict(),
         load_checkpoint(tmp_path / "ours").state_dict(),
@@ -245,7 +245,8 @@ def test_error_names_unsupported_family(tmp_path):
     Path(tmp_path, "config.json").write_text(
         '{"model_type": "mamba", "architectures": ["MambaModel"]}'
     )
-    for run in (info, load_checkpoint, lambda source: export(source, tmp_path / "out")):
+    check_message(read_error("info", tmp_path), seen=("model_type", "mamba"))
+    for run in (load_checkpoint, lambda source: export(source, tmp_path / "out")):
         with raises(ValueError, seen=("model_type", "mamba")):
             run(tmp_path)
     assert not (tmp_path / "out").exists()

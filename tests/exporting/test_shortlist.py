@@ -8,12 +8,12 @@ import onnx
 import pytest
 import torch
 from checkpoints import perturbed
+from command_line import main
 from messages import raises
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import vanilla_transformer
 from vanilla_transformer_export import Runtime, export, verify
-from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.exporting.shortlist import shortlist_from_text
 
 SIZES = dict(vocab_size=48, hidden_size=32, intermediate_size=40, num_attention_heads=4)
@@ -126,9 +126,9 @@ def test_export_command_reads_shortlist_from_text(tmp_path, capsys):
     arguments = [str(tmp_path / name) for name in ("checkpoint", "out")]
     shortlist = ["--shortlist", str(tmp_path / "words.txt")]
     with raises(SystemExit, seen="tokenizer.json"):
-        cli.main(["export", *arguments, *shortlist])
+        main(["export", *arguments, *shortlist])
     tokenizer.save(str(tmp_path / "checkpoint" / "tokenizer.json"))
-    cli.main(["export", *arguments, *shortlist])
+    main(["export", *arguments, *shortlist])
     assert (
         {0, 1, 2, 7, 9, 44}
         <= set(json.loads((tmp_path / "out" / "manifest.json").read_text())["shortlist"])

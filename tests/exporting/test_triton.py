@@ -13,11 +13,11 @@ import onnxruntime
 import pytest
 import torch
 from checkpoints import default_graphs
+from command_line import main
 from google.protobuf import text_format
 from messages import raises
 
 from vanilla_transformer_export import export
-from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.exporting.triton import (
     config_text,
@@ -84,9 +84,7 @@ def repository(exported, tmp_path_factory):
     command."""
     root = tmp_path_factory.mktemp("triton")
     checkpoint = str(exported("pretraining").checkpoint)
-    cli.main(
-        ["export", checkpoint, str(root / "export"), "--triton", str(root / "repository/reader")]
-    )
+    main(["export", checkpoint, str(root / "export"), "--triton", str(root / "repository/reader")])
     return root
 
 
@@ -150,7 +148,7 @@ def test_force_replaces_folder_only_if_all_files_are_ours(
     folder, checkpoint = tmp_path / "reader", str(exported("pretraining").checkpoint)
 
     def run(*flags):
-        cli.main(["export", checkpoint, str(tmp_path / "export"), "--triton", str(folder), *flags])
+        main(["export", checkpoint, str(tmp_path / "export"), "--triton", str(folder), *flags])
 
     def fails(*args, **settings):
         raise ValueError("planned")
@@ -187,7 +185,7 @@ def test_encoder_decoder_generates_in_one_graph(exported, tmp_path):
     """Requests of one shape run in one batch, each with its own max_new_tokens. Results are padded
     to the longest."""
     settings = ["--generate", "greedy", "--triton", str(tmp_path / "repository/translator")]
-    cli.main(["export", str(exported("seq2seq").checkpoint), str(tmp_path / "export"), *settings])
+    main(["export", str(exported("seq2seq").checkpoint), str(tmp_path / "export"), *settings])
     folder = tmp_path / "repository/translator"
     config = check_config(folder, onnx.load(folder / "1/model.onnx").graph)
     assert [(tensor.name, list(tensor.dims)) for tensor in config.input][2:] == [

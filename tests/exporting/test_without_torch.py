@@ -57,6 +57,7 @@ for line in sys.stdin:
 """
 IGNORED = {"_name_or_path", "transformers_version", "auto_map", "_from_model_config"}  # in configs
 SPLADE = {"": "Transformer", "1_SpladePooling": "SpladePooling"}  # folders of modules
+PYTHON = [sys.executable, "-W", "always", "-c"]
 SIZES = {"vocab_size": 48, "hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4}
 MODELS = {
     "encoder": (
@@ -104,10 +105,8 @@ EXPORTS = {
 
 
 def run(code, lines, **settings):
-    command = [sys.executable, "-W", "always", "-c", code]
-    done = subprocess.run(
-        command, input="\n".join(lines), capture_output=True, text=True, **settings
-    )
+    settings |= {"capture_output": True, "text": True}
+    done = subprocess.run([*PYTHON, code], input="\n".join(lines), **settings)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -116,8 +115,7 @@ def run(code, lines, **settings):
 def without_torch():
     """Commands -> the error or None, the output and the warnings of each, in a process without
     torch."""
-    command = [sys.executable, "-W", "always", "-c", COMMANDS]
-    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as process:
+    with subprocess.Popen([*PYTHON, COMMANDS], stdin=PIPE, stdout=PIPE, text=True) as process:
 
         def answer(arguments):
             print(json.dumps([str(word) for word in arguments]), file=process.stdin, flush=True)

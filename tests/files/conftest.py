@@ -25,6 +25,18 @@ def runtime_of(exported, tmp_path_factory):
     return opened
 
 
+@pytest.fixture(scope="session")
+def runtime(runtime_of):
+    """The runtime of a translator."""
+    return runtime_of("seq2seq")
+
+
+@pytest.fixture(scope="session")
+def export(runtime):
+    """The directory of its export."""
+    return runtime.info.directory
+
+
 @pytest.fixture
 def bulk(runtime_of):
     """A translation in shards of eight lines, with other settings where they are given."""

@@ -13,13 +13,12 @@ import time
 import pyarrow
 import pyarrow.parquet
 import pytest
+from command_line import main
 from messages import check_message, raises
 from shards import Stopped, contents, names, some_lines, stop_after, write
 
-from vanilla_transformer_export.cli.main import main
-
 pytestmark = pytest.mark.filterwarnings("ignore:.* was cut after")
-COMMAND = [sys.executable, "-m", "vanilla_transformer_export.cli.main"]
+COMMAND = [sys.executable, "-m", "vanilla_transformer_export"]
 
 
 # ----------------------------------------------------------------------------------------- resuming

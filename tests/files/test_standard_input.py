@@ -4,10 +4,10 @@ import io
 import os
 
 import pytest
+from command_line import main
 from messages import raises
 
 from vanilla_transformer_export import text_runtime as text
-from vanilla_transformer_export.cli import main as cli
 
 
 class Echo:
@@ -38,7 +38,7 @@ def generate(monkeypatch, capsys):
         monkeypatch.setattr(
             "sys.stdin", given if given is None else io.TextIOWrapper(io.BytesIO(given), "latin-1")
         )
-        cli.main(["generate", "anywhere", *arguments])
+        main(["generate", "anywhere", *arguments])
         return capsys.readouterr().out.splitlines()
 
     return run
@@ -99,7 +99,7 @@ def test_line_of_one_megabyte_is_accepted(generate):
 def test_non_utf8_argument_error_names_argument(arguments, name, capsys):
     assert os.fsdecode(b"caf\xe9") == "caf\udce9"  # as Python passes it in sys.argv
     with pytest.raises(SystemExit) as stopped:
-        cli.main(arguments)
+        main(arguments)
     assert stopped.value.code == 2
     message = capsys.readouterr().err.splitlines()[-1]
     assert f"argument {name}" in message and "UTF-8" in message and "\\xe9" in message

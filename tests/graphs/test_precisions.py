@@ -6,13 +6,13 @@ import numpy as np
 import onnx
 import pytest
 from checkpoints import add_to_output, copy_folder, default_graphs, default_parity, seal
+from command_line import main
 from messages import raises
 from onnx import TensorProto
 from targets import build, prompts
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from vanilla_transformer_export import Runtime, export
-from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.proof.compare import TOLERANCES
 

@@ -12,7 +12,6 @@ from messages import raises
 from random_prompts import in_torch, new_from, prompts, prompts_for
 
 from vanilla_transformer_export import Runtime
-from vanilla_transformer_export.inference.inputs import move_padding
 
 GENERATORS = ("seq2seq", "seq2seq-untied", "causal", "causal-learned")
 every_generator = pytest.mark.parametrize("name", GENERATORS)
@@ -123,19 +122,6 @@ def test_returned_prompt_is_padded_on_left(runtimes):
     ids, mask = prompts((2, 3))
     result = runtimes("causal").generate(ids, mask, max_new_tokens=1)
     np.testing.assert_array_equal(result[:, :3], [[PAD, *ids[0, :2]], ids[1]])
-
-
-def test_move_padding_keeps_rows_intact():
-    """Masked tokens inside a row stay in place. A row of padding remains a row of padding."""
-    ids = np.array([[5, 9, 6, 9], [9, 9, 9, 7], [9, 5, 9, 6], [9, 9, 9, 9]])
-    mask = np.array([[1, 0, 1, 0], [0, 0, 0, 1], [0, 1, 0, 1], [0, 0, 0, 0]])
-    result = [
-        [array.tolist() for array in move_padding(ids, mask, side, 3)] for side in ("left", "right")
-    ]
-    assert result[0][0] == [[3, 5, 3, 6], [3, 3, 3, 7], [3, 5, 3, 6], [3] * 4]
-    assert result[0][1] == [[0, 1, 0, 1], [0, 0, 0, 1], [0, 1, 0, 1], [0] * 4]
-    assert result[1][0] == [[5, 3, 6, 3], [7, 3, 3, 3], [5, 3, 6, 3], [3] * 4]
-    assert result[1][1] == [[1, 0, 1, 0], [1, 0, 0, 0], [1, 0, 1, 0], [0] * 4]
 
 
 def prompts_with_holes(seed=0, lengths=(9, 6, 3, 7), side="right"):

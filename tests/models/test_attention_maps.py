@@ -5,6 +5,7 @@ import pytest
 import reference
 import torch
 from checkpoints import perturbed, toy_corpus
+from command_line import main
 from messages import check_message, raises
 from PIL import Image
 
@@ -15,7 +16,6 @@ from vanilla_transformer.attention_maps import (
     save_attention_maps,
 )
 from vanilla_transformer.training.tokenizer import train_tokenizer
-from vanilla_transformer_export.cli.main import main
 
 LINES = [text for pair in toy_corpus(50, seed=0) for text in pair]
 SOURCE, TARGET = toy_corpus(1, seed=3)[0]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import standins
-from checkpoints import write_corpus
+from checkpoints import edit_json, write_corpus
 from hub import running
 from transformers import pipeline
 
@@ -19,8 +19,6 @@ from vanilla_transformer import (
     VanillaSeq2SeqConfig,
     VanillaSeq2SeqForConditionalGeneration,
 )
-from vanilla_transformer.configuration_vanilla_transformer import TRANSLATION
-from vanilla_transformer.pipelines import carry_translation
 from vanilla_transformer.training.averaging import average
 from vanilla_transformer.training.recipe import Recipe
 from vanilla_transformer.training.run import train
@@ -28,6 +26,13 @@ from vanilla_transformer_export import export
 
 NAME, TEXT = "someone/translator", "the old dog sees a bird."
 CODE = "pipelines_vanilla_transformer.py"
+TRANSLATION = {
+    "translation": {
+        "impl": "pipelines_vanilla_transformer.TranslationPipeline",
+        "pt": ["AutoModelForSeq2SeqLM"],
+        "type": "text",
+    }
+}
 CARDS = sorted((Path(__file__).parents[2] / "model_cards").glob("vanilla-seq2seq-*"))
 
 # Print the results of several ways to load the pipeline as JSON, without the package. Arguments: a
@@ -85,7 +90,8 @@ print(json.dumps(found))
 def checkpoint(tmp_path_factory):
     directory = tmp_path_factory.mktemp("checkpoint")
     standins.translator(directory)
-    carry_translation(directory)
+    edit_json(directory / "config.json", custom_pipelines=TRANSLATION)
+    VanillaSeq2SeqForConditionalGeneration.from_pretrained(directory).save_pretrained(directory)
     (directory / "README.md").write_text(
         "---\nlibrary_name: transformers\npipeline_tag: translation\n---\n"
     )

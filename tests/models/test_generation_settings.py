@@ -13,9 +13,8 @@ from messages import raises
 from transformers import GenerationConfig
 
 import vanilla_transformer
-from vanilla_transformer.checkpoint import load_checkpoint
 from vanilla_transformer.conversion import convert
-from vanilla_transformer_export import Runtime, export
+from vanilla_transformer_export import Runtime, export, load_checkpoint
 
 # Settings and the reason why they have no effect, or None if they have one.
 SETTINGS = [

@@ -10,6 +10,7 @@ import shutil
 import pytest
 import torch
 from checkpoints import OPINIONS, write_corpus
+from command_line import main
 from hub import running
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
@@ -23,7 +24,6 @@ from standins import SHAPE, classifier, translator
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
 from vanilla_transformer import VanillaSeq2SeqForConditionalGeneration
-from vanilla_transformer_export.cli.main import main
 
 pytestmark = pytest.mark.slow  # a minute, mostly for the pushed model
 
@@ -286,9 +286,7 @@ def test_files_are_of_the_commit_that_was_opened(tmp_path):
 
 def command(hub, home, *arguments, **changes):
     settings = {"env": {**hub.environment(home), **changes}}
-    return hub.run(
-        home, "-m", "vanilla_transformer_export.cli.main", *map(str, arguments), **settings
-    )
+    return hub.run(home, "-m", "vanilla_transformer_export", *map(str, arguments), **settings)
 
 
 @pytest.mark.slow

@@ -5,12 +5,11 @@ import json
 import pytest
 import torch
 from checkpoints import CHECKPOINTS, EOS, SIZES, build, perturbed
+from command_line import main, read_json
 from messages import raises
 from torch.utils.flop_counter import FlopCounterMode
 
 from vanilla_transformer import VanillaSeq2SeqConfig, VanillaSeq2SeqForConditionalGeneration
-from vanilla_transformer.info import describe, info, preset_info
-from vanilla_transformer_export.cli.main import main
 
 
 @pytest.fixture(params=CHECKPOINTS)
@@ -21,7 +20,7 @@ def model(request, tmp_path):
 
 
 def test_parameters_add_up_to_num_parameters(model, tmp_path):
-    facts = info(tmp_path)
+    facts = read_json("info", tmp_path, "--json")
     assert facts["architecture"] == type(model).__name__
     assert facts["total_parameters"] == sum(facts["parameters"].values()) == model.num_parameters()
     assert facts["memory"]["float32"] == 4 * model.num_parameters()
@@ -32,7 +31,7 @@ def test_parameters_add_up_to_num_parameters(model, tmp_path):
 def test_flops_match_torch_counter(model, lengths, tmp_path):
     source, target = lengths
     config = model.config
-    flops = info(tmp_path)["flops"]
+    flops = read_json("info", tmp_path, "--json")["flops"]
     is_encoder_decoder = config.is_encoder_decoder
     is_decoder = "Decoder" in type(model).__name__
     kwargs = dict(input_ids=torch.zeros(1, source, dtype=int))
@@ -69,7 +68,7 @@ def test_flops_of_seq2seq_heads_match_torch_counter(architecture, tmp_path):
     )
     model.save_pretrained(tmp_path)
     model.set_attn_implementation("eager")
-    flops = info(tmp_path)["flops"]
+    flops = read_json("info", tmp_path, "--json")["flops"]
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.full((1, length), EOS))
     expected = (flops["source token"] + flops["target token"]) * length + flops.get("sequence", 0)
@@ -97,7 +96,7 @@ def test_flops_of_encoder_and_decoder_heads_match_torch_counter(
     model = perturbed(architecture, SIZES | dict(num_hidden_layers=2, num_labels=3, **kind))
     model.save_pretrained(tmp_path)
     model.set_attn_implementation("eager")
-    flops = info(tmp_path)["flops"]
+    flops = read_json("info", tmp_path, "--json")["flops"]
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.ones(*shape, length, dtype=int))
     per_token = flops.get("source token", 0) + flops.get("target token", 0)
@@ -107,13 +106,16 @@ def test_flops_of_encoder_and_decoder_heads_match_torch_counter(
     )
 
 
+def info_of_preset(name, directory, **fields):
+    """Return what `info` prints of a directory with the config of a model of the paper alone."""
+    config = VanillaSeq2SeqConfig.preset(name, **fields)
+    config.architectures = [VanillaSeq2SeqForConditionalGeneration.__name__]
+    config.save_pretrained(directory)
+    return read_json("info", directory, "--json")
+
+
 def test_base_model_matches_counts_by_hand(tmp_path):
-    config = VanillaSeq2SeqConfig.preset("base")
-    with torch.device("meta"):
-        model = VanillaSeq2SeqForConditionalGeneration(config)
-    model.config.architectures = [type(model).__name__]
-    model.config.save_pretrained(tmp_path)
-    facts = info(tmp_path)
+    facts = info_of_preset("base", tmp_path)
     attention, feed_forward, norm = (
         4 * (512 * 512 + 512),
         512 * 2048 + 2048 + 2048 * 512 + 512,
@@ -154,19 +156,17 @@ def test_foreign_config_without_weights_is_rejected(tmp_path):
 
 
 @pytest.mark.parametrize("name, subwords, millions", [("base", 40_000, 65), ("big", 36_000, 213)])
-def test_preset_without_attention_biases_has_parameters_of_papers_table_3(name, subwords, millions):
+def test_preset_without_attention_biases_has_parameters_of_papers_table_3(
+    name, subwords, millions, tmp_path
+):
     """The paper rounds to millions and says "about 37000 tokens"; docs/paper.md has the rest."""
     biases = {"attention_bias": False, "lm_head_bias": False}
-    config = VanillaSeq2SeqConfig.preset(name, vocab_size=subwords, **biases)
-    facts = describe(config, VanillaSeq2SeqForConditionalGeneration)
+    facts = info_of_preset(name, tmp_path, vocab_size=subwords, **biases)
     assert round(facts["total_parameters"] / 1e6) == millions
 
 
-def test_command_prints_preset_and_needs_exactly_one_model(capsys):
-    main(["info", "--preset", "base", "--json"])
-    facts = json.loads(capsys.readouterr().out)
-    assert facts["shape"]["hidden_size"] == 512 and facts["shape"]["encoder_layers"] == 6
-    assert facts == json.loads(json.dumps(preset_info("base")))
+def test_command_prints_preset_and_needs_exactly_one_model(tmp_path, capsys):
+    assert read_json("info", "--preset", "base", "--json") == info_of_preset("base", tmp_path)
     for arguments, seen in (
         ([], "neither"),
         (["nothere", "--preset", "base"], "both"),

@@ -21,8 +21,7 @@ from scipy.stats import binomtest
 from transformers import AutoTokenizer
 
 import vanilla_transformer
-from vanilla_transformer_export import TextRuntime, export
-from vanilla_transformer_export.exporting.evaluation import evaluate
+from vanilla_transformer_export import TextRuntime, evaluate, export
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "model_cards"

@@ -3,36 +3,22 @@
 Question answering has its own file, but its registration is tested here.
 """
 
-import json
-import subprocess
-import sys
-
 import pytest
 import torch
 import transformers
 from checkpoints import SIZES
+from families import bart
 from messages import raises
-from transformers import (
-    AutoTokenizer,
-    BartConfig,
-    BartForConditionalGeneration,
-    BertConfig,
-    BertModel,
-    GenerationConfig,
-    MBart50Tokenizer,
-    MBartTokenizer,
-    pipeline,
-)
+from transformers import AutoTokenizer, BertConfig, BertModel, GenerationConfig, pipeline
 
-from vanilla_transformer import VanillaSeq2SeqConfig, VanillaSeq2SeqForConditionalGeneration
-from vanilla_transformer import pipelines_vanilla_transformer as pipelines_module
-from vanilla_transformer.pipelines import (
-    PIPELINES,
+from vanilla_transformer import (
     SummarizationPipeline,
     Text2TextGenerationPipeline,
     TranslationPipeline,
-    register_pipelines,
+    VanillaSeq2SeqConfig,
+    VanillaSeq2SeqForConditionalGeneration,
 )
+from vanilla_transformer import pipelines_vanilla_transformer as pipelines_module
 from vanilla_transformer.training.tokenizer import train_tokenizer
 
 TEXTS = ["a man rides a horse", "two dogs run", "the woman reads a book ."]
@@ -52,16 +38,6 @@ def ours(vocab_size):
         tie_word_embeddings=False,
     )
     return VanillaSeq2SeqForConditionalGeneration(config)
-
-
-def bart(vocab_size):
-    config = BartConfig(
-        vocab_size=vocab_size, d_model=16, encoder_layers=1, decoder_layers=1,
-        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=16,
-        decoder_ffn_dim=16, max_position_embeddings=300, pad_token_id=0, bos_token_id=1,
-        eos_token_id=2, decoder_start_token_id=2, forced_eos_token_id=2, init_std=0.5,
-    )  # fmt: skip
-    return BartForConditionalGeneration(config)
 
 
 @pytest.fixture(scope="module", params=[ours, bart])
@@ -210,6 +186,7 @@ def test_long_text_is_truncated_only_on_request(translate, tokenizer):
 
 
 # ---------------------------------------------------------------------- tasks and their differences
+
 
 RETURN_NAMES = {
     "text2text-generation": "generated",
@@ -448,184 +425,7 @@ def test_language_pairs_are_tasks(task, checkpoint, translate):
     assert generate(TEXTS) == translate(TEXTS)
 
 
-@pytest.mark.parametrize(
-    "task",
-    [
-        "translation_en_de",
-        "translation_",
-        "translation_en_to_",
-        "translations",
-        "summarization_a_to_b",
-    ],
-)
-def test_other_task_names_raise_key_error(task):
-    with raises(KeyError, seen=task):
-        pipeline(task, model="unused", config=BartConfig())
-
-
-@pytest.fixture(scope="module")
-def multilingual():
-    tokenizer = MBart50Tokenizer(
-        vocab=[
-            ("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁a", -1.0),
-            ("▁man", -1.0), ("▁dog", -1.0)
-        ],
-        src_lang="en_XX", tgt_lang="fr_XX",
-    )  # fmt: skip
-    transformers.set_seed(0)
-    return bart(len(tokenizer)), tokenizer
-
-
-def test_multilingual_tokenizer_receives_languages(multilingual):
-    model, tokenizer = multilingual
-    english, german, french = tokenizer.convert_tokens_to_ids(["en_XX", "de_DE", "fr_XX"])
-    by_argument = pipeline(
-        "translation", model=model, tokenizer=tokenizer, src_lang="en_XX", tgt_lang="de_DE"
-    )
-    by_name = pipeline("translation_en_XX_to_de_DE", model=model, tokenizer=tokenizer)
-    for translate in (by_argument, by_name):
-        inputs = translate.preprocess("a man", **translate._preprocess_params)
-        assert inputs["input_ids"][0, 0] == english
-        [result] = translate("a man", return_tensors=True, max_new_tokens=4)
-        assert result["translation_token_ids"][1] == german
-        [result] = translate(
-            "a man", src_lang="en_XX", tgt_lang="fr_XX", return_tensors=True, max_new_tokens=4
-        )
-        assert result["translation_token_ids"][1] == french
-        batched = translate(["a man", "a dog"], batch_size=2, return_tensors=True, max_new_tokens=4)
-        assert [result["translation_token_ids"][1] for result in batched] == [german, german]
-
-
-def test_unknown_or_missing_language_raises(multilingual):
-    model, tokenizer = multilingual
-    translate = pipeline(
-        "translation", model=model, tokenizer=tokenizer, src_lang="en_XX", tgt_lang="de_DE"
-    )
-    for name in ("src_lang", "tgt_lang"):
-        with raises(ValueError, seen=(name, "fr_FR"), expected="fr_XX"):
-            translate("a man", **{name: "fr_FR"})
-    with raises(ValueError, seen=("src_lang", "en_XX", "tgt_lang", None)):
-        pipeline("translation", model=model, tokenizer=tokenizer, src_lang="en_XX")("a man")
-
-
-def test_mbart_without_start_token_starts_with_target_language():
-    """The language is the `decoder_start_token_id`, as documented for mBART.
-
-    See https://huggingface.co/docs/transformers/model_doc/mbart
-    """
-    tokenizer = MBartTokenizer(
-        vocab=[
-            ("<s>", 0.0),
-            ("<pad>", 0.0),
-            ("</s>", 0.0),
-            ("<unk>", 0.0),
-            ("▁a", -1.0),
-            ("▁man", -1.0),
-            ("▁dog", -1.0),
-        ]
-    )
-    transformers.set_seed(0)
-    model = bart(len(tokenizer)).eval()
-    model.generation_config.decoder_start_token_id = None
-    translate = pipeline(
-        "translation", model=model, tokenizer=tokenizer, src_lang="de_DE", tgt_lang="ro_RO"
-    )
-    [result] = translate("a man", return_tensors=True, max_new_tokens=4, num_beams=1)
-    tokenizer.src_lang = "de_DE"
-    start = tokenizer.convert_tokens_to_ids("ro_RO")
-    settings = dict(decoder_start_token_id=start, max_new_tokens=4, num_beams=1)
-    expected = model.generate(**tokenizer("a man", return_tensors="pt"), **settings)[0]
-    assert result["translation_token_ids"].tolist() == expected.tolist() and expected[0] == start
-
-
 # ------------------------------------------------------------------------------------- registration
-
-
-# sentencepiece 0.2.1 crashes at the end of a process where its own warning is an error
-WARNINGS = ("-W", "error", "-W", "ignore:builtin type:DeprecationWarning")
-
-
-def run_in_fresh_process(code):
-    done = subprocess.run(
-        [sys.executable, *WARNINGS, "-c", code], capture_output=True, text=True, timeout=120
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    return json.loads(done.stdout)
-
-
-TASKS = ["question-answering", "summarization", "text2text-generation", "translation"]
-
-
-def test_import_registers_our_removed_tasks_and_no_others_without_peft(tmp_path):
-    (tmp_path / "peft.py").write_text("raise SystemExit('imported')")
-    before, after, registered, peft = run_in_fresh_process(f"""
-import json, sys
-sys.path.insert(0, {str(tmp_path)!r})
-import transformers.pipelines as pipelines
-before = sorted(pipelines.REMOVED_TASKS)
-tasks = set(pipelines.PIPELINE_REGISTRY.supported_tasks)
-import vanilla_transformer
-added = set(pipelines.PIPELINE_REGISTRY.supported_tasks) - tasks
-after = sorted(pipelines.REMOVED_TASKS)
-print(json.dumps([before, after, sorted(added), "peft" in sys.modules]))
-""")
-    assert set(TASKS) < set(before)
-    assert after == [task for task in before if task not in TASKS]
-    assert registered == sorted(PIPELINES) == TASKS
-    assert not peft
-
-
-@pytest.mark.slow
-def test_registering_twice_changes_nothing_and_does_not_warn():
-    assert run_in_fresh_process("""
-import importlib, json
-import transformers.pipelines as pipelines
-import vanilla_transformer
-from vanilla_transformer.pipelines import register_pipelines
-registry = pipelines.PIPELINE_REGISTRY
-entry, check = registry.supported_tasks["translation"], registry.check_task
-register_pipelines()
-importlib.reload(vanilla_transformer)
-same = entry is registry.supported_tasks["translation"]
-print(json.dumps(same and check is registry.check_task))
-""")
-
-
-def test_registering_works_without_removed_tasks(monkeypatch):
-    monkeypatch.delattr(transformers.pipelines, "REMOVED_TASKS")
-    register_pipelines()
-    assert (
-        transformers.pipelines.PIPELINE_REGISTRY.supported_tasks["translation"]["impl"]
-        is TranslationPipeline
-    )
-
-
-def test_task_that_stays_removed_raises_key_error():
-    with raises(KeyError, seen="visual-question-answering"):
-        pipeline("visual-question-answering")
-
-
-@pytest.mark.parametrize(
-    "task, seen",
-    [
-        ("summarization", "sshleifer/distilbart-cnn-12-6"),
-        ("text2text-generation", "google-t5/t5-base"),
-        ("translation_en_to_fr", "google-t5/t5-base"),
-        ("question-answering", "distilbert/distilbert-base-cased-distilled-squad"),
-    ],
-)
-def test_task_without_model_loads_its_former_default(task, seen, monkeypatch):
-    def load(name, *_, **__):
-        raise InterruptedError(name)
-
-    monkeypatch.setattr(transformers.pipelines.AutoConfig, "from_pretrained", load)
-    with raises(InterruptedError, seen=seen):
-        pipeline(task)
-
-
-def test_language_pair_without_default_model_raises():
-    with raises(ValueError, seen=("en", "ja")):
-        pipeline("translation_en_to_ja")
 
 
 def test_saved_pipeline_loads_without_remote_code(translate, tmp_path):

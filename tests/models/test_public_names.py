@@ -1,17 +1,18 @@
 """Tests of the public names of the package: lazy imports, annotations and types."""
 
+import dataclasses
 import inspect
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import pytest
 from checkpoints import PAD
 from messages import raises
 
 import vanilla_transformer_export as package
-from vanilla_transformer_export.inference import options as option_fields
 
 NAMES = ["ImageRuntime", "Options", "Runtime", "TextRuntime", "__version__"]
 NAMES += ["evaluate", "export", "load_checkpoint", "verify"]
@@ -110,7 +111,8 @@ def test_options_have_names_and_defaults_of_transformers():
         "top_p": 1.0,
         "length_penalty": 1.0,
     }
-    for name, field in option_fields.FIELDS.items():
+    for field in dataclasses.fields(package.Options):
+        name = field.name
         assert name == "seed" or hasattr(theirs, name), name
         assert field.metadata["help"] and field.metadata["kind"].expected
         value = getattr(theirs, name, None)
@@ -118,12 +120,14 @@ def test_options_have_names_and_defaults_of_transformers():
         assert documented.get(name, field.default) == field.default
 
 
-def test_option_values_are_validated_and_misspelled_name_suggests_option():
-    for name, field in option_fields.FIELDS.items():
-        with raises(ValueError, seen=(name, "object"), expected=field.metadata["kind"].expected):
-            package.Options(**{name: object()})
+def test_option_values_are_validated_and_misspelled_name_suggests_option(exported):
+    for field in dataclasses.fields(package.Options):
+        expected = field.metadata["kind"].expected
+        with raises(ValueError, seen=(field.name, "object"), expected=expected):
+            package.Options(**{field.name: object()})
+    runtime = package.Runtime(exported("causal").directory, threads=1)
     with raises(ValueError, seen=("num_beam", "num_beams")):
-        option_fields.check({"num_beam": 3})
+        runtime.generate(np.array([[5, 6]]), num_beam=3)
     assert package.Options(pad_token_id=PAD).pad_token_id == PAD
 
 

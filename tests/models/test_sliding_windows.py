@@ -14,9 +14,8 @@ import torch
 from checkpoints import EOS, PAD, SIZES, perturbed
 from transformers import DynamicCache
 
-from vanilla_transformer_export import Runtime, export
+from vanilla_transformer_export import Options, Runtime, export
 from vanilla_transformer_export.graphs import encoder_attention
-from vanilla_transformer_export.inference.options import Options
 from vanilla_transformer_export.inference.rows import GenerationRequest
 from vanilla_transformer_export.specs.graph_spec import LONG
 from vanilla_transformer_export.targets.cpu import rows as cpu

@@ -4,17 +4,14 @@ import pytest
 import torch
 import transformers
 from checkpoints import SIZES, perturbed
-from command_line import read_error
+from command_line import main, read_error, read_json
 from families import assert_exact, compute_outputs, make_arguments, random_config, random_model
 from messages import check_message, raises
 
 import vanilla_transformer
-from vanilla_transformer.checkpoint import load_checkpoint
 from vanilla_transformer.conversion import convert, plan_conversion
-from vanilla_transformer.info import info
-from vanilla_transformer.training.averaging import average_weights
-from vanilla_transformer_export import Runtime
-from vanilla_transformer_export.cli.main import main
+from vanilla_transformer.training.averaging import average
+from vanilla_transformer_export import Runtime, load_checkpoint
 
 SHARDED = dict(max_shard_size="20KB")
 
@@ -142,11 +139,13 @@ def test_load_average_and_info_read_variant(ours, tmp_path):
     assert all(
         torch.equal(*pair) for pair in zip(loaded.parameters(), model.parameters(), strict=True)
     )
-    mean = average_weights([source, source], variant="fp16")
+    average([source, source], tmp_path / "mean", variant="fp16")
+    mean = load_checkpoint(tmp_path / "mean")
     assert all(
         torch.allclose(*pair) for pair in zip(mean.parameters(), model.parameters(), strict=True)
     )
-    assert info(source, variant="fp16") == info(source)
+    facts = [read_json("info", source, "--json", *more) for more in ([], ["--variant", "fp16"])]
+    assert facts[0] == facts[1]
 
 
 def test_export_and_verify_read_variant(ours, tmp_path, capsys):

@@ -69,3 +69,8 @@ def saved(shared_root):
 @pytest.fixture(autouse=True)
 def quiet():
     transformers.utils.logging.disable_progress_bar()
+
+
+@pytest.fixture(scope="module", params=["portable", "cpu"])
+def target(request):
+    return request.param

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from command_line import main
 from messages import raises
 from standins import SHAPE, STORY, saved
 from targets import prompts
@@ -21,7 +22,6 @@ import vanilla_transformer_export
 from vanilla_transformer import VanillaDecoderConfig, VanillaDecoderForCausalLM
 from vanilla_transformer.training.tokenizer import train_tokenizer
 from vanilla_transformer_export import Runtime, export, verify
-from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.targets import registry
 from vanilla_transformer_export.targets.portable import PORTABLE
@@ -147,7 +147,7 @@ def test_registered_target_works_in_api_and_commands(throwaway, exported_for, tm
     """Run export, verify, generate, stream, doctor and the help of the command."""
     model, directory = exported_for("causal", "portable")
     checkpoint, out = f"{directory}-checkpoint", tmp_path / "out"
-    cli.main(["export", checkpoint, str(out), "--target", "throwaway", "--dtype", "int8,fp32"])
+    main(["export", checkpoint, str(out), "--target", "throwaway", "--dtype", "int8,fp32"])
     assert json.loads(capsys.readouterr().out)["parity"]["cases"] == 12
     manifest = json.loads((out / "manifest.json").read_text())
     assert (manifest["target"], manifest["opset"], manifest["default_dtype"]) == (
@@ -175,10 +175,10 @@ def test_registered_target_works_in_api_and_commands(throwaway, exported_for, tm
     )
     # the target's own decoder ran, with a row per input or per beam
     assert set(OneByOneRows.steps) == {4, 12}
-    cli.main(["doctor"])
+    main(["doctor"])
     assert "target throwaway runs on the CPU" in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        cli.main(["export", "--help"])
+        main(["export", "--help"])
     printed = " ".join(capsys.readouterr().out.split())
     assert "throwaway" in printed and "for this test" in printed
 
@@ -195,7 +195,7 @@ def test_evaluate_supports_registered_target(throwaway, tmp_path, capsys):
     export(checkpoint, tmp_path / "out", cases=1, target="throwaway")
     result = []
     for model in (tmp_path / "out", checkpoint):
-        cli.main(["evaluate", str(model), "--text", str(tmp_path / "text")])
+        main(["evaluate", str(model), "--text", str(tmp_path / "text")])
         result.append(json.loads(capsys.readouterr().out))
     assert [each["engine"] for each in result] == ["onnxruntime", "torch"]
     assert (

@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 import torch_free
 from checkpoints import HEADS, KEY_WIDTH, START, VALUE_WIDTH, WIDTH
+from command_line import main
 from messages import check_message, raises
 from onnx.reference import ReferenceEvaluator
 from packaging.requirements import Requirement
@@ -20,7 +21,6 @@ from packaging.utils import canonicalize_name
 from targets import build
 
 from vanilla_transformer_export import export
-from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.inference import devices
 
 ROOT = Path(__file__).parents[2]
@@ -83,7 +83,7 @@ def test_doctor_reports_outdated_onnxruntime(monkeypatch, capsys):
     monkeypatch.setattr(devices, "gpus", lambda: [])
     monkeypatch.setattr(devices, "installed_versions", lambda: {"onnxruntime-gpu": "1.9.0"})
     monkeypatch.setattr(devices, "imported_onnxruntime", lambda: {"onnxruntime-gpu": None})
-    cli.main(["doctor"])
+    main(["doctor"])
     printed = capsys.readouterr().out
     assert "onnxruntime-gpu 1.9.0" in printed and "'onnxruntime-gpu>=1.30'" in printed
     assert "runs on" not in printed

@@ -8,10 +8,10 @@ import onnx
 import onnxruntime
 import pytest
 from checkpoints import copy_folder, edit_json, list_file, seal
+from command_line import main
 from messages import check_message, raises
 
 from vanilla_transformer_export import Runtime, export
-from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.engine.model import OnnxModel, open_export
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.inference.session import SessionChanges
@@ -129,7 +129,7 @@ def test_vision_export_is_certified(tmp_path, size):
 
 def test_command_prints_one_line_per_check_and_writes_report(exported_for, tmp_path, capsys):
     directory = exported_for("causal", "cpu", "int8")[1]
-    cli.main(["certify", str(directory), "--output", str(tmp_path / "report.json")])
+    main(["certify", str(directory), "--output", str(tmp_path / "report.json")])
     printed = capsys.readouterr().out.splitlines()
     report = json.loads((tmp_path / "report.json").read_text())
     assert len(printed) == len(report["checks"]) and all(line[:3] == "ok " for line in printed)
@@ -146,7 +146,7 @@ def test_command_exits_with_names_of_failed_checks(exported_for, tmp_path, capsy
     edit_json(directory / "manifest.json", opset=20)
     output = tmp_path / "report.json"
     with pytest.raises(SystemExit) as end:
-        cli.main(["certify", str(directory), "--output", str(output)])
+        main(["certify", str(directory), "--output", str(output)])
     assert str(end.value) == f"{directory} is not certified: manifest"
     [failed] = [line for line in capsys.readouterr().out.splitlines() if line[:2] != "ok"]
     assert failed == "FAILED manifest: opset is 20, expected 18"
@@ -217,7 +217,7 @@ def test_change_without_effect_is_an_error_before_any_check(
 ):
     output = tmp_path / "report.json"
     with pytest.raises(SystemExit) as end:
-        cli.main(["certify", str(exported("causal").directory), *changes, "--output", str(output)])
+        main(["certify", str(exported("causal").directory), *changes, "--output", str(output)])
     printed = capsys.readouterr()
     assert (end.value.code, printed.out, output.exists()) == (2, "", False)
     check_message(printed.err.splitlines()[-1], seen=seen, expected=expected)
@@ -255,7 +255,7 @@ def test_report_that_cannot_be_written_is_an_error_before_any_check(
     (tmp_path / "file").touch()
     command = ["certify", str(exported("causal").directory), "--output", str(tmp_path / name)]
     with pytest.raises(SystemExit) as end:
-        cli.main(command)
+        main(command)
     check_message(str(end.value), seen=str(tmp_path / name), expected="a file in a folder")
     assert capsys.readouterr().out == ""
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
@@ -271,7 +271,7 @@ def test_report_replaces_an_earlier_one_only_when_all_checks_ran(exported, tmp_p
 
     monkeypatch.setattr("vanilla_transformer_export.proof.certify.check_files", interrupt)
     with pytest.raises(BaseException):  # noqa: B017 - the command ends by the signal
-        cli.main(["certify", str(exported("causal").directory), "--output", str(output)])
+        main(["certify", str(exported("causal").directory), "--output", str(output)])
     assert output.read_text() == "an earlier report" and len([*tmp_path.iterdir()]) == 1
 
 

@@ -5,10 +5,7 @@ import re
 
 import httpx
 import pytest
-from served import served
-
-from vanilla_transformer_export.serving import health
-from vanilla_transformer_export.serving.service import PROTOCOLS
+from served import served, served_exports
 
 TOKEN = b"not-a-secret"
 DATE = re.compile(rb"date: [^\r]+\r\n")
@@ -107,21 +104,15 @@ def read_raw_response(server, method, path):
 
 def test_head_returns_headers_of_get_without_body():
     """Monitors and `wget --spider` send HEAD. RFC 9110 requires it wherever GET is supported."""
-    routes = [
-        route
-        for router in (health.router, *(each.router for each in PROTOCOLS))
-        for route in router.routes
-    ]
-    paths = [
-        "/openapi.json",
-        *(
-            route.path.format(name="x", id="x", version="1")
-            for route in routes
-            if "GET" in route.methods
-        ),
-    ]
-    assert {"/", "/health", "/v1/models", "/v2/models/x", "/metrics", "/info"} <= set(paths)
-    with served(None, PROTOCOLS) as server:
+    with served_exports() as server:
+        described = httpx.get(f"{server.url}/openapi.json").json()["paths"].items()
+        paths = ["/", "/openapi.json", "/page/models"]
+        paths += [
+            path.format(name="x", id="x", version="1", model="x")
+            for path, methods in described
+            if "get" in methods
+        ]
+        assert {"/health", "/v1/models", "/v2/models/x", "/metrics", "/info"} <= set(paths)
         for path in [*paths, "/models/x/v1/models", "/nowhere", "/translate"]:
             head, body = read_raw_response(server, "GET", path).split(b"\r\n\r\n", 1)
             if path == "/metrics":  # its length changes from answer to answer
@@ -135,7 +126,7 @@ def test_head_returns_headers_of_get_without_body():
 
 
 def test_root_page_needs_no_token_but_embeddings_and_other_methods_do():
-    with served(TOKEN, PROTOCOLS) as server:
+    with served_exports(token=TOKEN) as server:
         # the page needs no token
         assert httpx.get(server.url).headers["content-type"].startswith("text/html")
         assert [

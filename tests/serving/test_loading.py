@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,7 +16,7 @@ import tritonclient.http as triton
 from checkpoints import copy_folder, list_file
 from command_line import COMMAND, read_error
 from messages import check_message, raises
-from served import served, wait_for
+from served import served_exports, wait_for
 from serving_load import with_words
 from tritonclient.utils import InferenceServerException
 
@@ -26,8 +25,7 @@ from vanilla_transformer_export.engine.limits import Admission, slot_bytes, spar
 from vanilla_transformer_export.engine.model import open_export, weight_bytes
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.serving import service
-from vanilla_transformer_export.serving.models import READY, UNLOADED, ServedModel
-from vanilla_transformer_export.serving.service import PROTOCOLS
+from vanilla_transformer_export.serving.models import READY, UNLOADED
 from vanilla_transformer_export.serving.settings import Settings, sources
 
 TOKEN = b"a-token"
@@ -52,10 +50,10 @@ def exports(exported, exported_for, tmp_path_factory):
 @contextlib.contextmanager
 def serving(exports, token=TOKEN, languages=(), **settings):
     """Yield a server of `exports`, {name: directory}, whose engines run in this process."""
-    named = sources([f"{name}={path}" for name, path in exports.items()], languages)
+    named = [f"{name}={path}" for name, path in exports.items()]
     settings = {"grace": 0.01, "threads": 1, "languages": languages} | settings
     with (
-        served(token, PROTOCOLS, named, **settings) as server,
+        served_exports(*named, token=token, **settings) as server,
         httpx.Client(base_url=server.url, headers=HEADERS, timeout=60) as server.client,
     ):
         yield server
@@ -412,12 +410,10 @@ def test_memory_of_a_plan_is_that_of_files_and_slots(exports):
 
 def test_models_that_do_not_fit_are_rejected_at_start(exports):
     chosen = {name: exports[name] for name in ("embedder", "classifier")}
-    with raises(UsageError, seen=("embedder", "classifier"), expected="--max-memory"):  # noqa: SIM117
-        with serving(chosen, max_memory=1000):
-            pass
-    with raises(UsageError, seen="embedder", expected="--max-memory"):  # noqa: SIM117
-        with serving(chosen, max_memory=1000, lazy=True):
-            pass
+    for seen, is_lazy in ((("embedder", "classifier"), False), ("embedder", True)):
+        rejected = raises(UsageError, seen=seen, expected="--max-memory")
+        with rejected, serving(chosen, max_memory=1000, lazy=is_lazy):
+            pass  # the error of the server is raised when it has ended
 
 
 def test_model_that_does_not_fit_beside_others_is_rejected_until_they_are_unloaded(exports):
@@ -437,48 +433,7 @@ def test_model_that_does_not_fit_beside_others_is_rejected_until_they_are_unload
         assert server.client.post("/predict", json=predict).status_code == 200
 
 
-# --------------------------------------------------------------------------- states, a process
-
-
-def test_cancelled_and_failing_changes_leave_a_usable_model():
-    """The first load fails, the second is cancelled by its caller, the third call waits for it."""
-    opened = threading.Event()
-
-    async def open_once():
-        if not opened.is_set():
-            opened.set()
-            raise OSError("no file")
-        await asyncio.sleep(0.05)
-        return (None,) * 4
-
-    async def run():
-        model = ServedModel("a", None, open_once, lambda model, seconds: None)
-        with pytest.raises(OSError, match="no file"):
-            await model.load()
-        assert (model.state, model.problem) == (UNLOADED, "no file")
-        first = asyncio.create_task(model.load())
-        await asyncio.sleep(0.01)
-        first.cancel()
-        await model.acquire()
-        assert (model.state, model.problem, model.num_requests) == (READY, "", 1)
-        unloads = [asyncio.create_task(model.unload()) for _ in range(2)]
-        await asyncio.sleep(0.01)
-        assert not any(unload.done() for unload in unloads)
-        model.release()
-        await asyncio.gather(*unloads)
-        assert model.state == UNLOADED
-        model.unload_if_idle(0.0)
-        await model.acquire()
-        model.unload_if_idle(0.0)
-        assert model.state == READY  # a request uses it
-        model.release()
-        model.unload_if_idle(1000.0)
-        assert model.state == READY
-        model.unload_if_idle(0.0)
-        await model.load()
-        assert model.state == READY
-
-    asyncio.run(run())
+# ------------------------------------------------------------------------------- a process
 
 
 def test_models_of_the_child_process_are_closed_and_opened_again(exports):

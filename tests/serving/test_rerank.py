@@ -10,12 +10,10 @@ import pytest
 from heads import MANY, save_family, save_head, word_pieces
 from messages import check_message
 from sentence_transformers import CrossEncoder
-from served import served
+from served import served_exports
 from served_models import serving
 
 from vanilla_transformer_export import TextRuntime, export
-from vanilla_transformer_export.serving.service import PROTOCOLS
-from vanilla_transformer_export.serving.settings import sources
 
 QUERY = "the old man"
 FAMILIES = ("bert", "xlm-roberta", "modernbert")
@@ -75,8 +73,8 @@ def test_scores_equal_cross_encoder(reranker, family):
 def test_model_that_is_not_loaded_is_loaded(reranker):
     checkpoint, url = reranker("bert")
     body = {"query": QUERY, "documents": MANY}
-    [source] = sources([f"it={Path(checkpoint).with_name('export')}"], ())
-    with served(None, PROTOCOLS, [source], threads=1, lazy=True) as server:
+    export = f"it={Path(checkpoint).with_name('export')}"
+    with served_exports(export, threads=1, lazy=True) as server:
         answer = post(server.url, **body)
         assert answer.status_code == 200, answer.text
         assert answer.json()["results"] == post(url, **body).json()["results"]

@@ -1,22 +1,21 @@
 """Tests of text-embeddings-inference's endpoints, against sentence-transformers and pipelines."""
 
-import contextlib
-
 import httpx
 import huggingface_hub
 import numpy as np
 import openai
 import pytest
-from heads import HEADS, MANY, PAIRS, TEXTS, close, save_head, tokenizer_for, word_pieces
+from command_line import read_json
+from embedding_client import LONG, check_rejected, post
+from heads import TEXTS, save_head, word_pieces
 from huggingface_hub import InferenceClient
 from messages import check_message, raises
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from served_models import serving
-from transformers import AutoTokenizer, pipeline
+from transformers import pipeline
 
 from vanilla_transformer_export import TextRuntime, export
-from vanilla_transformer_export.inference.cpu_quota import cpu_quota
 
 PROMPTS = {"query": "the book : "}
 
@@ -53,39 +52,6 @@ def rejecting(saved):
     runtimes = {"it": TextRuntime(saved[1], threads=1)}
     with serving(runtimes, auto_truncate=False) as server:
         yield server.url
-
-
-@pytest.fixture(scope="module")
-def head(tmp_path_factory):
-    """A function that returns the checkpoint of a head of `HEADS`, and the url of its server."""
-    with contextlib.ExitStack() as stack:
-        result = {}
-
-        def make(name):
-            if name not in result:
-                architecture, kind, fields = HEADS[name]
-                folder = tmp_path_factory.mktemp("head")
-                checkpoint = save_head(
-                    architecture, tokenizer_for(kind, architecture), folder / "checkpoint", **fields
-                )
-                export(checkpoint, folder / "export", cases=1)
-                server = stack.enter_context(
-                    serving({name.split()[0]: TextRuntime(folder / "export", threads=1)})
-                )
-                result[name] = checkpoint, server.url
-            return result[name]
-
-        yield make
-
-
-def post(url, path, **body):
-    return httpx.post(url + path, json=body, timeout=60)
-
-
-def check_rejected(answer, status, kind, seen=(), expected=()):
-    assert answer.status_code == status, answer.text
-    assert answer.json()["error_type"] == kind
-    check_message(answer.json()["error"], seen=seen, expected=expected)
 
 
 def test_embeddings_match_sentence_transformers(embedder):
@@ -160,25 +126,6 @@ EMPTY = {
 }
 
 
-def test_blank_texts_are_classified(head):
-    checkpoint, url = head("classify")
-    pipe = pipeline("text-classification", model=checkpoint)
-    expected = [pipe(each, top_k=None) for each in (" ", {"text": "a", "text_pair": " "})]
-    actual = post(url, "/predict", inputs=[[" "], ["a", " "]]).json()
-    close(
-        [[{"label": each["label"], "score": each["score"]} for each in row] for row in actual],
-        expected,
-        absolute=1e-4,
-    )
-    assert len(post(url, "/predict/text-classification", inputs=["a", " "]).json()) == 2
-    check_rejected(
-        post(url, "/predict", inputs=""),
-        422,
-        "Validation",
-        seen="''",
-    )
-
-
 def test_openai_dimensions_match_sentence_transformers(embedder):
     """Embeddings are truncated and normalized, as for matryoshka models, up to the full width."""
     model, url = embedder
@@ -217,25 +164,6 @@ def test_root_embeds_for_huggingface_hub_client(embedder):
     check_rejected(post(url, "/models/that", inputs=TEXTS), 404, "Validation", seen="that")
 
 
-@pytest.mark.parametrize(
-    "name, path, body",
-    [
-        ("classify", "/predict", {"inputs": TEXTS[0]}),
-        ("one label", "/rerank", {"query": TEXTS[0], "texts": TEXTS}),
-    ],
-)
-def test_root_matches_endpoint_of_model_task(head, name, path, body):
-    url = head(name)[1]
-    actual, expected = post(url, "/", **body), post(url, path, **body)
-    assert actual.status_code == 200 and actual.json() == expected.json()
-
-
-def test_root_of_unsupported_model_returns_424_and_names_model(head):
-    answer = post(head("fill_mask")[1], "/", inputs="a")
-    check_rejected(answer, 424, "Backend", seen=("embed", "fill_mask"))
-
-
-LONG = " ".join(["the old man"] * 30)  # 92 tokens
 LONG_SENTENCES = {"source_sentence": LONG, "sentences": ["a"]}
 
 
@@ -301,34 +229,6 @@ def test_long_ids_and_openai_inputs_are_rejected_without_truncation(rejecting):
         assert answer.status_code == 400
         assert answer.json()["error"]["code"] == "context_length_exceeded"
         check_message(answer.json()["error"]["message"], seen=size, expected=40)
-
-
-@pytest.mark.parametrize(
-    "name, path, body",
-    [
-        ("classify", "/predict", {"inputs": LONG * 12}),
-        ("classify", "/predict", {"inputs": [["a", LONG * 12]]}),
-        ("one label", "/rerank", {"query": "the man", "texts": ["a", LONG * 12]}),
-    ],
-)
-def test_long_texts_to_classify_are_truncated_by_default(head, name, path, body):
-    url = head(name)[1]
-    limit = httpx.get(f"{url}/info").json()["max_input_length"]
-    answer = post(url, path, **body)
-    assert answer.status_code == 200
-    assert answer.json() == post(url, path, **body, truncate=True).json()
-    check_rejected(post(url, path, **body, truncate=False), 413, "Validation", expected=limit)
-
-
-def test_characters_of_both_texts_of_a_pair_count(head):
-    """They are counted before the pair is tokenized."""
-    url = head("one label")[1]
-    limit = httpx.get(f"{url}/info").json()["max_input_length"] * 250
-    half = "a" * (limit // 2 + 1)  # a word of one token
-    answer = post(url, "/rerank", query=half, texts=[half], truncate=False)
-    check_rejected(answer, 413, "Validation", seen=2 * len(half), expected=limit)
-    assert post(url, "/rerank", query="a", texts=[half], truncate=False).status_code == 200
-    assert post(url, "/rerank", query=half, texts=[half]).status_code == 200
 
 
 def test_token_embeddings_and_similarities_match_sentence_transformers(embedder):
@@ -399,7 +299,9 @@ def test_info_reports_model_and_limits(embedder, rejecting):
         and result["max_client_batch_size"] == 128
         and result["auto_truncate"] is True
     )
-    assert result["cpu_quota"] == cpu_quota() and result["threads"] >= 1
+    assert (
+        result["cpu_quota"] == read_json("doctor", "--json")["cpu_quota"] and result["threads"] >= 1
+    )
     assert httpx.get(f"{rejecting}/info").json()["auto_truncate"] is False
     assert (
         result["model_type"] == {"embedding": {"pooling": "mean"}}
@@ -468,68 +370,3 @@ def test_invalid_request_returns_error_type_and_names_value(
     embedder, path, body, status, kind, values
 ):
     check_rejected(post(embedder[1], path, **body), status, kind, **values)
-
-
-@pytest.mark.slow
-def test_predict_matches_text_classification_pipeline(head):
-    checkpoint, url = head("classify")
-    pipe = pipeline("text-classification", model=checkpoint)
-
-    def label_scores(rows):
-        return [[{"label": each["label"], "score": each["score"]} for each in own] for own in rows]
-
-    close(
-        label_scores([post(url, "/predict", inputs=MANY[0]).json()]),
-        [pipe(MANY[0], top_k=None)],
-        absolute=1e-4,
-    )
-    dicts = [{"text": text, "text_pair": pair} for text, pair in PAIRS]
-    expected = pipe(dicts, top_k=None)
-    close(
-        label_scores(post(url, "/predict", inputs=[list(pair) for pair in PAIRS]).json()),
-        expected,
-        absolute=1e-4,
-    )
-    close(
-        label_scores([post(url, "/predict", inputs=list(PAIRS[0])).json()]),
-        expected[:1],
-        absolute=1e-4,
-    )
-    mixed = post(url, "/predict", inputs=[[MANY[0]], list(PAIRS[0])], raw_scores=True).json()
-    expected = [pipe(each, top_k=None, function_to_apply="none") for each in (MANY[0], dicts[0])]
-    close(label_scores(mixed), expected, absolute=1e-3)
-    check_rejected(
-        post(url, "/predict", inputs=[["a", "b", "c"]]),
-        422,
-        "Validation",
-    )
-    check_rejected(post(url, "/rerank", query="a", texts=["b"]), 424, "Backend")
-    check_rejected(post(url, "/embed", inputs="a"), 424, "Backend")
-    assert (
-        httpx.get(f"{url}/info").json()["model_type"]["classifier"]["id2label"]["2"] == "entailment"
-    )
-
-
-@pytest.mark.slow
-def test_rerank_matches_pipeline(head):
-    checkpoint, url = head("one label")
-    pipe = pipeline("text-classification", model=checkpoint)
-    pairs = [{"text": "the man", "text_pair": text} for text in MANY]
-    for raw in (False, True):
-        scores = [
-            each["score"] for each in pipe(pairs, function_to_apply="none" if raw else "sigmoid")
-        ]
-        result = post(
-            url, "/rerank", query="the man", texts=MANY, raw_scores=raw, return_text=raw
-        ).json()
-        assert [each["index"] for each in result] == sorted(
-            range(len(MANY)), key=lambda place: -scores[place]
-        )
-        np.testing.assert_allclose(
-            [each["score"] for each in result], sorted(scores, reverse=True), rtol=1e-4, atol=1e-4
-        )
-        assert [each.get("text") for each in result] == [
-            MANY[each["index"]] if raw else None for each in result
-        ]
-    check_rejected(post(url, "/rerank", query="a", texts=[]), 400, "Empty", seen="texts")
-    assert AutoTokenizer.from_pretrained(checkpoint)("a", "b")["token_type_ids"][-1] == 1

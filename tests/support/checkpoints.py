@@ -11,6 +11,7 @@ from pathlib import Path
 import onnx
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 import vanilla_transformer
@@ -196,6 +197,13 @@ def default_parity(manifest: dict) -> dict | None:
 
 def edit_json(path: Path, **changes) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def edit_tensors(directory: Path, change) -> None:
+    """Save the tensors of a checkpoint again, after `change` of their dictionary."""
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 
 def add_to_output(graph, name):

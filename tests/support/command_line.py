@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,13 @@ def command(*arguments, **kwargs):
     return subprocess.run(
         [COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=300, **kwargs
     )
+
+
+def read_json(*arguments):
+    """Run the command with `arguments` in this process and return the JSON that it prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        main([str(argument) for argument in arguments])
+    return json.loads(printed.getvalue())
 
 
 def read_error(*arguments):

@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 import transformers
+from transformers import BartConfig, BartForConditionalGeneration
 
 import vanilla_transformer
 from vanilla_transformer.configuration_vanilla_transformer import pair
@@ -370,3 +371,13 @@ def converted(model, tmp_path, dtype=torch.float32):
     assert not any(info.values()), info
     assert ours.dtype == dtype
     return ours.eval()
+
+
+def bart(vocab_size):
+    config = BartConfig(
+        vocab_size=vocab_size, d_model=16, encoder_layers=1, decoder_layers=1,
+        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=16,
+        decoder_ffn_dim=16, max_position_embeddings=300, pad_token_id=0, bos_token_id=1,
+        eos_token_id=2, decoder_start_token_id=2, forced_eos_token_id=2, init_std=0.5,
+    )  # fmt: skip
+    return BartForConditionalGeneration(config)

@@ -12,6 +12,7 @@ from vanilla_transformer import (
     VanillaDecoderForSequenceClassification,
     VanillaDecoderForTokenClassification,
     VanillaDecoderModel,
+    VanillaEncoderConfig,
     VanillaEncoderForMaskedLM,
     VanillaEncoderForMultipleChoice,
     VanillaEncoderForNextSentencePrediction,
@@ -73,6 +74,17 @@ LANGUAGE_MODELS = [
 GENERATIVE = LANGUAGE_MODELS[1:]
 # their decoder has the same input
 READS_TWICE = (VanillaSeq2SeqForSequenceClassification, VanillaSeq2SeqForQuestionAnswering)
+QA_MODELS = [
+    VanillaEncoderForQuestionAnswering,
+    VanillaDecoderForQuestionAnswering,
+    VanillaSeq2SeqForQuestionAnswering,
+]
+STRONG = dict(initializer_range=0.3)  # makes attention far from uniform
+# FlashAttention needs values as wide as keys. Like flex attention, it takes no position bias.
+FLASH = dict(d_v=D_K, **STRONG)
+SOURCE_MASK = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0]])
+TARGET_MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0]])
+CONFIGS = [VanillaEncoderConfig, VanillaDecoderConfig, VanillaSeq2SeqConfig]
 
 
 def short_name(model_class):
@@ -83,6 +95,7 @@ def over(classes):
     return pytest.mark.parametrize("model_class", classes, ids=short_name)
 
 
+every_config = pytest.mark.parametrize("config_class", CONFIGS, ids=lambda c: c.model_type)
 attentions = pytest.mark.parametrize("attention", ["eager", "sdpa"])
 
 
@@ -272,3 +285,23 @@ def cross_entropy(logits, labels, divisor=None):
             total += np.log(np.exp(row - row.max()).sum()) + row.max() - row[label]
             count += 1
     return total / (count if divisor is None else int(divisor))
+
+
+def tokens_with_ends(*eos_positions):
+    """Return a row for each of `eos_positions`, which are the positions of its end tokens."""
+    ids = tokens(len(eos_positions))
+    for row, ends in zip(ids, eos_positions, strict=True):
+        row[list(ends)] = END
+    return ids
+
+
+def packed(rows):
+    return torch.cat(rows)[None], torch.cat([torch.arange(len(row)) for row in rows])[None]
+
+
+def use_attention(model, name):
+    """Set the attention function of `model` without the check that its package is installed."""
+    for module in model.modules():
+        if hasattr(module, "config"):
+            module.config._attn_implementation = name
+    return model

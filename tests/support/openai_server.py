@@ -14,15 +14,11 @@ import uvicorn
 from checkpoints import EOS, PAD, START, VOCABULARY, copy_folder, list_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
+from vanilla_transformer_export import Options
 from vanilla_transformer_export.engine.inputs import LENGTH, STOP, Event, Generated, TokenLogprobs
 from vanilla_transformer_export.engine.limits import Admission
 from vanilla_transformer_export.engine.search import StepLogits, TokenSearch
-from vanilla_transformer_export.inference.logits import (
-    LogitsProcessors,
-    Prompt,
-    row_uniforms,
-)
-from vanilla_transformer_export.inference.options import Options
+from vanilla_transformer_export.inference.logits import LogitsProcessors, Prompt, row_uniforms
 from vanilla_transformer_export.inference.rows import GenerationRequest
 from vanilla_transformer_export.serving import app as serving
 from vanilla_transformer_export.serving.middleware import Frame

@@ -12,11 +12,17 @@ def prompts(lengths=LENGTHS, side="right", seed=0, pad=PAD):
 
     The tokens are ordinary ones.
     """
-    rng, longest = np.random.default_rng(seed), max(lengths)
-    ids, mask = np.full((len(lengths), longest), pad), np.zeros((len(lengths), longest), np.int64)
-    for row, length in enumerate(lengths):
-        real = slice(0, length) if side == "right" else slice(longest - length, longest)
-        ids[row, real], mask[row, real] = rng.integers(4, VOCABULARY, length), 1
+    rng = np.random.default_rng(seed)
+    return pad_rows([rng.integers(4, VOCABULARY, length) for length in lengths], side, pad)
+
+
+def pad_rows(rows, side="right", pad=PAD):
+    """Return ids and mask (B, S) of `rows` of tokens, padded on `side` with `pad`."""
+    longest = max(map(len, rows))
+    ids, mask = np.full((len(rows), longest), pad), np.zeros((len(rows), longest), np.int64)
+    for number, row in enumerate(rows):
+        real = slice(0, len(row)) if side == "right" else slice(longest - len(row), longest)
+        ids[number, real], mask[number, real] = row, 1
     return ids, mask
 
 

@@ -19,8 +19,8 @@ from pydantic import BaseModel, Field
 from vanilla_transformer_export.errors import RequestError, TooLong
 from vanilla_transformer_export.serving.protocols.protocol import Protocol
 from vanilla_transformer_export.serving.server import Server, listening
-from vanilla_transformer_export.serving.service import Service
-from vanilla_transformer_export.serving.settings import Settings, Source
+from vanilla_transformer_export.serving.service import PROTOCOLS, Service
+from vanilla_transformer_export.serving.settings import Settings, Source, sources
 
 router = APIRouter(tags=["stub"])
 # for paths with its name
@@ -165,6 +165,12 @@ def served(
         server.thread.join(20)
     if server.error is not None:
         raise server.error
+
+
+def served_exports(*exports: str, token: bytes | None = None, languages=(), **settings):
+    """Return `served` of all protocols, with `exports`, each PATH or NAME=PATH."""
+    found = sources(exports, languages)
+    return served(token, PROTOCOLS, found, languages=languages, **settings)
 
 
 def wait_for(holds, seconds: float = 10.0):

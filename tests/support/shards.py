@@ -3,8 +3,12 @@
 import numpy as np
 
 from vanilla_transformer_export.files import run
+from vanilla_transformer_export.files.predictions import Predictions
+from vanilla_transformer_export.files.run import Runner
 
 OPTIONS = {"max_new_tokens": 8}
+SAMPLING = {**OPTIONS, "do_sample": True, "top_k": 20, "seed": 11}
+BEAMS = {**OPTIONS, "num_beams": 3}
 
 
 def some_lines(count, seed=0):
@@ -25,6 +29,12 @@ def write(path, lines):
 def translated(runtime, lines, blank=""):
     """Return the translation of each line by itself, `blank` for one without words."""
     return [runtime.translate([line], **OPTIONS)[0] if line.strip() else blank for line in lines]
+
+
+def runner(runtime, options=BEAMS, shard_lines=8, skips=True, field=None, prefix=None, **settings):
+    """Return a `Runner` of `generate`, in shards of `shard_lines` lines."""
+    predictions = Predictions(runtime, "generate", options, **settings)
+    return Runner(predictions, field, None, prefix, shard_lines, skips)
 
 
 def names(folder):

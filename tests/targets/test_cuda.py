@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+from command_line import main
 from messages import raises
 from targets import exports_for, generators, prompts
 
 from vanilla_transformer_export import Options, Runtime
-from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.inference import devices
 from vanilla_transformer_export.inference.rows import GenerationRequest
@@ -218,22 +218,22 @@ def test_doctor_json_is_only_output(monkeypatch, capsys):
     monkeypatch.setattr(onnxruntime, "preload_dlls", printing, raising=False)
     monkeypatch.setattr(devices, "providers", lambda: GPU_BUILD)
     monkeypatch.setattr(devices, "gpus", lambda: [])
-    cli.main(["doctor", "--json"])
+    main(["doctor", "--json"])
     assert json.loads(capsys.readouterr().out)["providers"] == GPU_BUILD
 
 
 def test_doctor_reports_targets_that_run(monkeypatch, capsys):
     monkeypatch.setattr(devices, "gpus", lambda: [])
-    cli.main(["doctor", "--json"])
+    main(["doctor", "--json"])
     result = json.loads(capsys.readouterr().out)
     assert result["packages"]["onnxruntime"] == onnxruntime.__version__ and result["cuda_problem"]
     assert result["providers"] == onnxruntime.get_available_providers()
-    cli.main(["doctor"])
+    main(["doctor"])
     printed = capsys.readouterr().out
     assert "nvidia-smi" in result["cuda_problem"] and "onnxruntime-gpu" not in printed
     assert f"target cuda does not run: {result['cuda_problem']}" in printed
     assert "target portable runs on the CPU, with" in printed
     assert f"TensorRT does not run: {result['tensorrt_problem']}" in printed
     monkeypatch.setattr(devices, "providers", list)
-    cli.main(["doctor"])
+    main(["doctor"])
     assert "no target runs: pip install" in capsys.readouterr().out

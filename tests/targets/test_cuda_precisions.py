@@ -12,13 +12,13 @@ import pytest
 import torch
 import transformers
 from checkpoints import default_parity
+from command_line import main
 from messages import raises
 from targets import FILES, MODELS, SIZES, exports_for, graph, ops
 from written import run, write
 
 import vanilla_transformer
 from vanilla_transformer_export import export
-from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.exporting.export import DiffersFromTorch
 from vanilla_transformer_export.graphs import quantization
 from vanilla_transformer_export.graphs.precisions import WEIGHT_ONLY
@@ -79,7 +79,7 @@ def test_parity_of_integer_weights_uses_half_precision_activations(exported):
 
 def test_export_command_reports_why_bf16_was_not_compared(exported, tmp_path, capsys):
     exported("encoder")[0].save_pretrained(tmp_path / "model")
-    cli.main(
+    main(
         [
             "export",
             str(tmp_path / "model"),

@@ -9,10 +9,10 @@ from alignments import card
 from command_line import read_error
 from messages import check_message, raises
 from PIL import Image
+from transformers import AutoTokenizer
 
 from vanilla_transformer.attention_maps import attention_maps as checkpoint_maps
-from vanilla_transformer.checkpoint import load_checkpoint, load_tokenizer
-from vanilla_transformer_export import TextRuntime, export
+from vanilla_transformer_export import TextRuntime, export, load_checkpoint
 from vanilla_transformer_export.attention_maps import attention_maps, plot
 from vanilla_transformer_export.errors import UsageError
 
@@ -34,7 +34,7 @@ def runtime(directory):
 
 @pytest.mark.parametrize("texts", [(SOURCE,), (SOURCE, TARGET)])
 def test_maps_are_those_of_the_checkpoint(runtime, texts):
-    expected = checkpoint_maps(load_checkpoint(CARD), load_tokenizer(CARD), *texts)
+    expected = checkpoint_maps(load_checkpoint(CARD), AutoTokenizer.from_pretrained(CARD), *texts)
     found = attention_maps(runtime, *texts)
     assert (found.kind, found.keys, found.queries) == ("cross", expected.keys, expected.queries)
     heads = [(layer, head) for layer, head, _ in runtime.info.manifest["alignment"]["heads"]]

@@ -8,15 +8,14 @@ import sentencepiece
 import torch
 import transformers
 from checkpoints import edit_json, perturbed, seal
+from command_line import main
 from messages import raises
 from transformers import AutoTokenizer, MBart50Tokenizer, MBartTokenizer, NllbTokenizer
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as NLLB_CODES
 
 from vanilla_transformer.conversion.tokenizers import find_tokenizer
-from vanilla_transformer_export import TextRuntime, export
-from vanilla_transformer_export.cli.main import main
+from vanilla_transformer_export import TextRuntime, evaluate, export
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.exporting.evaluation import evaluate
 from vanilla_transformer_export.exporting.languages import read_languages
 
 TEXTS = ["the dog sees a bird", "a man reads", "der Hund sieht einen Vogel im Park"]

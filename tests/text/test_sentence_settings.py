@@ -8,16 +8,16 @@ import shutil
 import numpy as np
 import pytest
 from checkpoints import copy_folder, edit_json
+from command_line import read_error, read_json
 from heads import save_head, word_pieces
 from messages import check_message, raises
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 from vanilla_transformer_export import TextRuntime, export
-from vanilla_transformer_export.cli.checkpoints import export_report
-from vanilla_transformer_export.inference.sentence_settings import MODEL_CONFIG
 
 LENGTH_CONFIG = "sentence_bert_config.json"
+MODEL_CONFIG = "config_sentence_transformers.json"
 TEXTS = ["the old man", "[MASK] The Red House [SEP] a Book", "the river and " * 20 + "a woman"]
 TEXT_ONLY = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
 POOLED = {"text": {"method": "forward", "method_output_name": "pooler_output"}}
@@ -116,7 +116,7 @@ def test_field_that_is_not_applied_is_an_error_and_a_warning_of_older_exports(
     with pytest.warns(UserWarning) as caught:
         runtime.embed(["a book"])
     assert [str(warning.message) for warning in caught] == [message]
-    assert message in json.loads(export_report(str(tmp_path / "old"), as_json=True))["warnings"]
+    assert message in read_json("info", tmp_path / "old", "--json")["warnings"]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_fields_that_change_no_vector_are_let_through(checkpoint, tmp_path, fiel
     write(checkpoint / LENGTH_CONFIG, **fields)
     runtime = opened(checkpoint, tmp_path / "out")
     same_as_theirs(checkpoint, runtime)
-    assert json.loads(export_report(str(tmp_path / "out"), as_json=True))["warnings"] == []
+    assert read_json("info", tmp_path / "out", "--json")["warnings"] == []
 
 
 def test_config_of_several_is_that_of_sentence_transformers(checkpoint, tmp_path):
@@ -157,7 +157,7 @@ def test_config_of_several_is_that_of_sentence_transformers(checkpoint, tmp_path
         write(checkpoint / f"sentence_{family}_config.json", max_seq_length=length)
     same_as_theirs(checkpoint, opened(checkpoint, tmp_path / "out"))
     theirs = SentenceTransformer(str(checkpoint), device="cpu")
-    facts = json.loads(export_report(str(tmp_path / "out"), as_json=True))
+    facts = read_json("info", tmp_path / "out", "--json")
     assert facts["max_seq_length"] == theirs.max_seq_length == 10
 
 
@@ -238,9 +238,10 @@ def test_invalid_value_is_an_error_of_export_and_of_opening(
     assert not (tmp_path / "new").exists()
     export(original, tmp_path / "old", cases=1)
     shutil.copy(checkpoint / name, tmp_path / "old")
-    for read in (TextRuntime, lambda path: export_report(str(path), as_json=True)):
-        with raises(ValueError, seen=(str(tmp_path / "old" / name), field, value)):
-            read(tmp_path / "old")
+    seen = (str(tmp_path / "old" / name), field, value)
+    with raises(ValueError, seen=seen):
+        TextRuntime(tmp_path / "old")
+    check_message(read_error("info", tmp_path / "old"), seen=seen)
 
 
 def test_values_that_are_null_are_those_of_no_file(checkpoint, tmp_path):

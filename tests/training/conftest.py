@@ -3,6 +3,7 @@
 import pytest
 from checkpoints import write_corpus
 from training_runs import make_recipe
+from training_texts import STORIES
 
 from vanilla_transformer.training import run
 from vanilla_transformer.training.run import train
@@ -35,3 +36,10 @@ def short(corpus, tmp_path_factory):
     """A run of three epochs, undisturbed: its directory and metrics."""
     output = tmp_path_factory.mktemp("short") / "model"
     return output, train(make_recipe(corpus), output)
+
+
+@pytest.fixture
+def documents(tmp_path):
+    path = tmp_path / "documents.txt"
+    path.write_text("\n\n\n".join("\n".join(document) for document in STORIES) + "\n")
+    return path

@@ -14,12 +14,10 @@ from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaEncoderForSequenceClassification
 from vanilla_transformer.training.augment import TextAugmentation, build_augmentation
-from vanilla_transformer.training.card import CARD
 from vanilla_transformer.training.distillation import Teachers, with_text
 from vanilla_transformer.training.loss import loss_function
 from vanilla_transformer.training.prepare import prepare
 from vanilla_transformer.training.recipe import Recipe
-from vanilla_transformer.training.record import RECORD
 from vanilla_transformer.training.run import train
 
 SMALL = dict(num_hidden_layers=1, num_attention_heads=4, hidden_size=32, intermediate_size=64)
@@ -98,10 +96,10 @@ def test_student_learns_from_teachers_instead_of_labels(teachers, tmp_path):
         "Trained from scratch on the predictions of 2 other models instead of labels, by the "
         "recipe below"
     )
-    assert said in (tmp_path / "student" / CARD).read_text()
-    record = json.loads((tmp_path / "student" / RECORD).read_text())
+    assert said in (tmp_path / "student" / "README.md").read_text()
+    record = json.loads((tmp_path / "student" / "training.json").read_text())
     record["recipe"]["training"]["teachers"] = ["gone"]
-    (tmp_path / "student" / RECORD).write_text(json.dumps(record))
+    (tmp_path / "student" / "training.json").write_text(json.dumps(record))
     assert scores.scores(tmp_path / "student", tmp_path)["validation_accuracy"][0] == 0.0
 
 

@@ -12,7 +12,6 @@ from messages import raises
 from vanilla_transformer.errors import UsageError
 from vanilla_transformer.training import names
 from vanilla_transformer.training.recipe import FOLDER, Recipe, read_recipe
-from vanilla_transformer.training.record import RECORD
 from vanilla_transformer.training.run import train
 from vanilla_transformer.training.tasks import TASKS
 from vanilla_transformer.training.values import TRAINING
@@ -27,7 +26,8 @@ def test_shipped_recipes_are_read_without_warnings():
 
 
 @pytest.mark.parametrize(
-    "path", [pytest.param(path, id=path.parent.name) for path in sorted(CARDS.glob(f"*/{RECORD}"))]
+    "path",
+    [pytest.param(path, id=path.parent.name) for path in sorted(CARDS.glob("*/training.json"))],
 )
 def test_records_of_shipped_models_are_valid_recipes(path):
     tables = json.loads(path.read_text())["recipe"]

@@ -31,7 +31,7 @@ from vanilla_transformer_export.text_runtime import open_runtime
 SIZES = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 OPTIONS = {"max_new_tokens": 4}
 PATIENCE = 240
-COMMAND = [sys.executable, "-m", "vanilla_transformer_export.cli.main", "predict"]
+COMMAND = [sys.executable, "-m", "vanilla_transformer_export", "predict"]
 FLAGS = ["--threads", "1", "--shard-lines", "16", "--max-new-tokens", "4"]
 STARTED = []  # the commands that run
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 from checkpoints import list_file
+from command_line import main
 from generation_pairs import CPU_MODELS, EOS, PAD, VOCABULARY, each_model, prompts
 from messages import check_message, raises
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from vanilla_transformer_export import TextRuntime
-from vanilla_transformer_export.cli import main as cli
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Unfeasible length", "ignore:Using the model-agnostic default"
@@ -115,13 +115,13 @@ def test_streamed_text_equals_generated_text(with_words, name):
 def test_generate_command_streams_and_accepts_any_setting(with_words, capsys):
     start = ["generate", str(with_words("causal-cpu")), "w5 w6", "w7", "--max-new-tokens", "6"]
     command = [*start, "--set", "do_sample=true", "--set", "seed=4", "--set", "suppress_tokens=[2]"]
-    cli.main([*command, "--stream"])
+    main([*command, "--stream"])
     streamed = capsys.readouterr().out.splitlines()
     runtime = TextRuntime(with_words("causal-cpu"))
     settings = dict(max_new_tokens=6, do_sample=True, seed=4, suppress_tokens=[2])
     assert streamed == [runtime.generate([text], **settings)[0] for text in ("w5 w6", "w7")]
     for same in (command, [*start, "--do-sample", "--seed", "4", "--suppress-tokens", "[2]"]):
-        cli.main(same)
+        main(same)
         assert capsys.readouterr().out.splitlines() == runtime.generate(["w5 w6", "w7"], **settings)
     for change, seen, expected in (
         ("top_p=2", ("top_p", 2), (0, 1)),
@@ -133,7 +133,7 @@ def test_generate_command_streams_and_accepts_any_setting(with_words, capsys):
     ):
         for more in ([], ["--stream"]):
             with pytest.raises(SystemExit) as caught:
-                cli.main([*command, "--set", change, *more])
+                main([*command, "--set", change, *more])
             assert caught.value.code == 2
             actual = capsys.readouterr().err
             check_message(actual, seen=seen, expected=expected)

@@ -1,20 +1,21 @@
 """Tests of attention maps of images."""
 
 import numpy as np
+import transformers
+from command_line import main
 from messages import raises
 from pictures import PICTURES
 from PIL import Image
 
 from vanilla_transformer.attention_maps import image_attention_maps, plot, save_attention_maps
-from vanilla_transformer.checkpoint import load_checkpoint, load_image_processor
 from vanilla_transformer.errors import UsageError
-from vanilla_transformer_export.cli.main import main
+from vanilla_transformer_export import load_checkpoint
 
 
 def test_maps_are_first_token_weights_over_preprocessed_image(checkpoints, tmp_path):
     model, processor = (
         load_checkpoint(checkpoints / "classifier"),
-        load_image_processor(checkpoints / "classifier"),
+        transformers.AutoImageProcessor.from_pretrained(checkpoints / "classifier"),
     )
     maps = image_attention_maps(model, processor, PICTURES[0])
     attentions = model.model(

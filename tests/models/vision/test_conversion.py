@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 import vanilla_transformer
-from vanilla_transformer.checkpoint import load_image_processor
 from vanilla_transformer.conversion import convert, plan_conversion
 from vanilla_transformer.training.averaging import average
 
@@ -129,8 +128,11 @@ def test_image_processor_is_copied_with_weights(checkpoints, tmp_path):
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "ours")
     assert type(processor) is ViTImageProcessorPil and processor.to_dict() == expected.to_dict()
     convert(tmp_path / "ours", tmp_path / "back", to="vit")
-    assert load_image_processor(tmp_path / "back").to_dict() == expected.to_dict()
+    assert (
+        transformers.AutoImageProcessor.from_pretrained(tmp_path / "back").to_dict()
+        == expected.to_dict()
+    )
     average([checkpoints / "body"] * 2, tmp_path / "mean")
-    assert load_image_processor(tmp_path / "mean").size.height == 18
+    assert transformers.AutoImageProcessor.from_pretrained(tmp_path / "mean").size.height == 18
     # force replaces a checkpoint that has this file
     convert(tmp_path / "theirs", tmp_path / "ours", force=True)

@@ -13,7 +13,7 @@ from pictures import CLASSIFIER, SIZES
 from torch.nn import functional as F
 
 from vanilla_transformer import VanillaVisionConfig, VanillaVisionForImageClassification
-from vanilla_transformer.checkpoint import load_checkpoint
+from vanilla_transformer_export import load_checkpoint
 
 # ------------------------------------------------------------------------------------------- config
 

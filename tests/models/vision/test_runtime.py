@@ -17,14 +17,20 @@ from checkpoints import (
     perturbed,
     seal,
 )
+from command_line import read_json
 from messages import raises
 from pictures import PICTURES, SIZES, picture
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from vanilla_transformer import VanillaVisionConfig, VanillaVisionForImageClassification
-from vanilla_transformer.checkpoint import load_checkpoint
-from vanilla_transformer.info import info
-from vanilla_transformer_export import ImageRuntime, Runtime, TextRuntime, export, verify
+from vanilla_transformer_export import (
+    ImageRuntime,
+    Runtime,
+    TextRuntime,
+    export,
+    load_checkpoint,
+    verify,
+)
 from vanilla_transformer_export.errors import UsageError as ExportUsageError
 
 
@@ -184,7 +190,7 @@ def test_invalid_image_size_and_image_size_of_text_model_raise(tmp_path, checkpo
 
 
 def test_info_counts_flops_and_parameters_of_image_model(checkpoints):
-    facts = info(checkpoints / "classifier")
+    facts = read_json("info", checkpoints / "classifier", "--json")
     layer = 4 * 24 * 24 + 2 * 24 * 32
     assert (
         facts["flops"]["patch"] == 2 * (3 * 16 * 24 + 2 * layer)

@@ -10,7 +10,6 @@ from checkpoints import copy_folder
 from messages import raises
 
 from vanilla_transformer import VanillaVisionConfig
-from vanilla_transformer.checkpoint import load_image_processor
 from vanilla_transformer.errors import UsageError
 from vanilla_transformer.training.recipe import Recipe, read_recipe
 from vanilla_transformer.training.run import train
@@ -59,7 +58,7 @@ def test_recipe_trains_classifier_that_pipeline_and_fine_tuning_load(folder, tmp
         training=dict(per_device_train_batch_size=8, max_steps=1),
     )
     assert train(recipe(folder, **again), tmp_path / "again")["validation_accuracy"] == 1.0
-    assert load_image_processor(tmp_path / "again").size.height == 8
+    assert transformers.AutoImageProcessor.from_pretrained(tmp_path / "again").size.height == 8
 
 
 def test_text_settings_and_invalid_images_raise(folder, tmp_path):

@@ -5,11 +5,10 @@ import json
 import numpy as np
 import pytest
 from alignments import CARD, DICTIONARY, SENTENCES, dictionary_scores
-from command_line import read_error
+from command_line import main, read_error
 from messages import raises
 
 from vanilla_transformer_export import TextRuntime, export
-from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.exporting.alignment_heads import symmetrized
 from vanilla_transformer_export.files.predictions import Predictions

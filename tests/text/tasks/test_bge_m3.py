@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import copy_folder, seal
+from command_line import main, read_json
 from families import random_config, random_model
 from heads import MANY, TEXTS, save_head, word_pieces
 from messages import raises
@@ -22,10 +23,7 @@ from transformers import AutoModel, AutoTokenizer, XLMRobertaTokenizer
 
 from vanilla_transformer.conversion import convert
 from vanilla_transformer_export import TextRuntime, export, load_checkpoint, verify
-from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.ort_models import ORTModelForFeatureExtraction
-from vanilla_transformer_export.proof.certify import certify
-from vanilla_transformer_export.text.model_facts import model_facts
 
 LONGEST = 40  # tokens
 LONG = "the river " * 60
@@ -163,17 +161,19 @@ def test_heads_are_no_part_of_the_graph(saved):
 
 
 @pytest.mark.parametrize("name", ["sparse_linear", "colbert_linear"])
-def test_wrong_weight_of_a_head_is_found(saved, tmp_path, name):
+def test_wrong_weight_of_a_head_is_found(saved, tmp_path, name, capsys):
     """The hashes are right: only what the head computes reveals it. An export from before has no
     vectors to compare with, and says so."""
     source = saved(target="cpu", dtype="int8").info.directory
-    assert certify(source, threads=1).failures == []
+    main(["certify", str(source)])
     directory = copy_folder(source, tmp_path)
     weights = load_file(directory / f"{name}.safetensors")
     weights["weight"][-1, 4] += 0.01
     save_file(weights, directory / f"{name}.safetensors")
     seal(directory)
-    assert [check.name for check in certify(directory, threads=1).failures] == ["vectors"]
+    with pytest.raises(SystemExit) as end:
+        main(["certify", str(directory)])
+    assert str(end.value) == f"{directory} is not certified: int8 vectors"
     model = load_checkpoint(saved.root / "theirs")
     [failure] = verify(directory, model, cases=2).failures
     assert "reference, vectors: token_" in failure
@@ -181,8 +181,10 @@ def test_wrong_weight_of_a_head_is_found(saved, tmp_path, name):
         arrays = {key: file[key] for key in file if not key.endswith(("vector", "token_weights"))}
     np.savez(directory / "reference.npz", **arrays)
     seal(directory)
-    [check] = [one for one in certify(directory, threads=1).checks if one.name == "vectors"]
-    assert check.ok and str(check).startswith("warn") and "export again" in str(check)
+    capsys.readouterr()
+    main(["certify", str(directory)])
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warn")]
+    assert line.startswith("warn   int8 vectors: ") and "export again" in line
 
 
 def test_optimum_classes_keep_the_heads(saved, tmp_path):
@@ -230,8 +232,7 @@ def test_safetensors_beside_pickles_count(saved, theirs, tmp_path):
 
 
 def test_facts_are_those_of_dense_and_sparse_vectors(saved):
-    runtime = saved(target="portable")
-    facts = model_facts(runtime.info, runtime.runtime.threads, runtime.tokenizer)
+    facts = read_json("info", saved(target="portable").info.directory, "--json")
     assert facts["pooling"] == ["cls"] and facts["similarity"] == "cosine"
     assert facts["max_active_dims"] is None and facts["max_seq_length"] == LONGEST
     assert facts["warnings"] == []

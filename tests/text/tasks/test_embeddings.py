@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from checkpoints import SIZES, copy_folder, edit_json, list_file
+from command_line import main
 from heads import MANY, TEXTS, close, save_head, word_pieces
 from messages import check_message, raises
 from pipelines_compared import both
@@ -24,7 +25,6 @@ from sentence_transformers.sentence_transformer.modules import (
 from sentence_transformers.util import quantize_embeddings
 
 from vanilla_transformer_export import TextRuntime, export
-from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.errors import UsageError
 
 PROMPTS = {"query": "the book : ", "document": ""}

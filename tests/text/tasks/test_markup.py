@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from alignments import CARD, SENTENCES
+from command_line import main
 from gold import PAIRS, captions, gold_links, needs_captions
 from messages import raises
 from patterns import WORDS, Markup, Pattern, join_parts
 
 from vanilla_transformer_export import TextRuntime, export
-from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.files.predictions import Predictions
 from vanilla_transformer_export.files.run import Runner

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoints import perturbed
+from command_line import main
 from heads import LABELS, MANY, PAIRS
 from messages import check_message, raises
 from PIL import Image
@@ -14,7 +15,6 @@ from pipelines_compared import CONTEXTS, QUESTIONS, same
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from vanilla_transformer_export import ImageRuntime, export
-from vanilla_transformer_export.cli.main import main
 
 
 def run_predict(capsys, *arguments):

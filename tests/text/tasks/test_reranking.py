@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import edit_json
+from command_line import main
 from heads import MANY, PAIRS, close, save_head, word_pieces
 from hub_checkpoints import QWEN3, make_tokenizer, save_checkpoint, write_json
 from messages import raises
@@ -18,7 +19,6 @@ from served_models import serving
 
 from vanilla_transformer.conversion import convert
 from vanilla_transformer_export import TextRuntime, export
-from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.ort_models import stand_in_for_optimum
 

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from checkpoints import edit_json
+from command_line import main, read_json
 from heads import MANY, TEXTS, save_family
 from messages import check_message, raises
 from sentence_transformers import SparseEncoder
@@ -17,9 +18,7 @@ from transformers import AutoModelForMaskedLM
 
 from vanilla_transformer.conversion import convert
 from vanilla_transformer_export import TextRuntime, export
-from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.text.model_facts import model_facts
 
 PROMPTS = {"query": "the book : "}
 POOLINGS = [("max", "relu"), ("max", "log1p_relu"), ("sum", "relu")]
@@ -149,8 +148,7 @@ OLD = "sentence_transformers.sparse_encoder.models"
 
 
 def test_facts_name_the_pooling(saved):
-    runtime = TextRuntime(saved("bert", "sum") / "export", threads=1)
-    facts = model_facts(runtime.info, runtime.runtime.threads, runtime.tokenizer)
+    facts = read_json("info", saved("bert", "sum") / "export", "--json")
     assert (facts["pooling_strategy"], facts["activation_function"]) == ("sum", "relu")
     assert facts["prompts"] == ["document", "query"] and facts["max_seq_length"] == 40
     assert facts["warnings"] == []
