@@ -32,15 +32,14 @@ import vanilla_transformer
 from vanilla_transformer.conversion import FAMILIES, convert
 from vanilla_transformer.conversion.fields import READ_BY
 
-# Fields of each family's config, besides sizes, activations, biases and tying.
+# Fields of the config of each family, and of those like it, besides sizes, activations, biases and
+# tying.
 AFTER_PADDING = dict(
     position_ids_from="ids", scale_embedding=False, embedding_norm=True, pad_token_id=1
 )
 FIXED = {
     "bert": dict(position_embedding_type="learned", scale_embedding=False, embedding_norm=True),
     "roberta": dict(position_embedding_type="learned", **AFTER_PADDING),
-    "xlm-roberta": dict(position_embedding_type="learned", **AFTER_PADDING),
-    "camembert": dict(position_embedding_type="learned", **AFTER_PADDING),
     "mpnet": dict(position_embedding_type="learned_relative", **AFTER_PADDING),
     "gpt2": dict(
         position_embedding_type="learned",
@@ -67,7 +66,7 @@ FIXED = {
     "pegasus": dict(norm_first=True),
     "vit": dict(),
 }  # fmt: skip
-FIXED["t5"] = FIXED["mt5"] = dict(
+FIXED["t5"] = dict(
     position_embedding_type="relative", relative_attention_num_buckets=8,
     relative_attention_max_distance=6, gated=True, norm_type="rms_norm", norm_first=True,
     linear_bias=False, lm_head_bias=False, scale_embedding=False, head_dim=16,
@@ -111,8 +110,6 @@ UNREAD_ROWS = {
     "mbart": 2,
     "opt": 1,
     "roberta": 1,
-    "xlm-roberta": 1,
-    "camembert": 1,
     "mpnet": 1,
 }
 OURS = {family: names.values() for family, names in BACK.items()}
@@ -169,7 +166,7 @@ def our_model(family, architecture, seed, dtype=torch.float32, **changes):
             else None
         )
     model_class = getattr(vanilla_transformer, architecture)
-    fixed = dict(FIXED[family])
+    fixed = dict(FIXED[FAMILIES[family].like or family])
     if family not in ("gpt2", "opt", *LLAMAS) and architecture == "VanillaDecoderForCausalLM":
         fixed |= dict(add_cross_attention=True, lm_head_bias=False)
         fixed.pop("wrap_last_token", None)
@@ -299,7 +296,7 @@ def test_round_trip_keeps_every_tensor(family, architecture, seed, tmp_path):
     assert there.keys() == back.keys() - unsaved
     for name in there.keys() - unread:
         offset = (
-            UNREAD_ROWS.get(family, 0)
+            UNREAD_ROWS.get(FAMILIES[family].like or family, 0)
             if "embed_positions" in name or "position_embeddings" in name
             else 0
         )
