@@ -688,3 +688,30 @@ def test_unknown_field_that_resembles_a_field_is_named_in_warning_header(client,
     response = client.post("/translate", json={**ENGLISH, "q": "w5 w6", **fields})
     assert response.json() == answer(client, {"q": "w5 w6"})
     assert response.headers.get("Warning") == warning
+
+
+def test_translations_are_as_long_as_a_slot(model, alone):
+    """A request may ask for more tokens than a slot has; a sentence is then cut at its end."""
+    endless = {"suppress_tokens": [EOS]}
+    direction = model.directions.find("en", "de")
+    options = {"max_new_tokens": 99, **endless}
+    [[text]] = asyncio.run(translate(model, ["w5 w6"], direction, TextOptions(), options))
+    assert text == alone.translate(["w5 w6"], max_new_tokens=30, **endless)[0]
+
+
+def test_alternatives_have_the_beams_of_the_model(directory, tmp_path):
+    """One alternative needs two beams; a model with more keeps its own."""
+    copied = copy_folder(directory, tmp_path)
+    edit_json(copied / "generation_config.json", num_beams=6)
+    seal(copied)
+    runtime, engine = text_client(copied, slots=SLOTS)
+    texts = [f"w{number} w{number + 3} w5" for number in range(2, 12)]
+    with (
+        contextlib.closing(engine),
+        serving(loaded_model("six", runtime, engine)) as url,
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        answers = [answer(client, {"q": text, "alternatives": 1}) for text in texts]
+    alone = TextRuntime(copied, threads=1)
+    best, two = (alone.generate(texts, num_beams=count) for count in (6, 2))
+    assert [item["translatedText"] for item in answers] == best != two

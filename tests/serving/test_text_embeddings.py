@@ -533,3 +533,12 @@ def test_rerank_matches_pipeline(head):
         ]
     check_rejected(post(url, "/rerank", query="a", texts=[]), 400, "Empty", seen="texts")
     assert AutoTokenizer.from_pretrained(checkpoint)("a", "b")["token_type_ids"][-1] == 1
+
+
+def test_end_of_a_text_of_many_characters_is_embedded_if_its_beginning_is_cut(embedder):
+    """Texts of more characters than their tokens can have are cut before they are tokenized."""
+    url = embedder[1]
+    end = post(url, "/embed", inputs=LONG, truncation_direction="left").json()
+    text = "c " * 50_000 + LONG
+    actual = post(url, "/embed", inputs=text, truncation_direction="left").json()
+    np.testing.assert_allclose(actual, end, atol=1e-5)

@@ -302,3 +302,10 @@ def test_surrogates_are_rejected(german):
     for options in (dict(markup="html"), dict(keep=True), {}):
         with raises(ValueError, seen="surrogates", expected="Unicode"):
             german.translate(["A <b>dog \ud800</b>"], **options)
+
+
+def test_marks_do_not_depend_on_a_text_without_marks_before(german):
+    """The verb changes its place in German, so marks in the order of words would be wrong."""
+    text = "In the <b>snow</b> a dog is <u>playing</u>."
+    _, result = german.translate(["A dog.", text], markup="html", **GREEDY)
+    assert "<u>spielt</u> ein Hund" in result
