@@ -309,3 +309,10 @@ def test_marks_do_not_depend_on_a_text_without_marks_before(german):
     text = "In the <b>snow</b> a dog is <u>playing</u>."
     _, result = german.translate(["A dog.", text], markup="html", **GREEDY)
     assert "<u>spielt</u> ein Hund" in result
+
+
+def test_longest_of_several_kept_texts_counts(german):
+    text = "A dog in New York City is sleeping."
+    for keep in (["New", "New York City", "York"], ["New York City", "New"]):
+        [result] = german.translate([text], keep=keep, **GREEDY)
+        assert "New York City" in result

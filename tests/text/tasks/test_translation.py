@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.text.tasks.segments import sentences_and_spaces
+from vanilla_transformer_export.text.tasks.segments import join_parts, sentences_and_spaces
 
 
 @pytest.mark.parametrize(
@@ -233,3 +233,17 @@ def test_prefixes_are_read_by_the_tokenizer_of_translations(translator, tmp_path
     runtime = TextRuntime(directory, threads=1)
     [text] = runtime.generate(["w5"], target_prefix=["v7 v8"], max_new_tokens=4)
     assert text.startswith("w7 w8")
+
+
+@pytest.mark.parametrize(
+    "sentences, text",
+    [
+        (["A.", "", "B."], "A. B."),
+        (["A.", "", ""], "A."),
+        (["", "B."], "B."),
+        (["A.", " ", "B."], "A. B."),
+        (["你。", "", "我。"], "你。我。"),
+    ],
+)
+def test_one_space_separates_sentences_around_an_empty_one(sentences, text):
+    assert join_parts([(part, part != " ") for part in sentences]) == text
