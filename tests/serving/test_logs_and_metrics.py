@@ -142,3 +142,13 @@ def test_metrics_of_requests_and_engine(monkeypatch):
         float(actual["process_resident_memory_bytes"]) > 1e6
         and float(actual["process_cpu_seconds_total"]) > 0
     )
+
+
+def test_share_of_slots_is_at_most_1_with_spare_rows():
+    """A batch of 8 slots has 2 spare ones."""
+    plan = SimpleNamespace(admission=SimpleNamespace(slots=8))
+    with served() as server:
+        model = SimpleNamespace(name="a-model", state=READY, waiting=0, running=10, plan=plan)
+        server.server.service.metrics.watch(model)
+        lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    assert 'vanilla_transformer_slots_used_ratio{model="a-model"} 1.0' in lines
