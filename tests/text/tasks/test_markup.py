@@ -316,3 +316,12 @@ def test_longest_of_several_kept_texts_counts(german):
     for keep in (["New", "New York City", "York"], ["New York City", "New"]):
         [result] = german.translate([text], keep=keep, **GREEDY)
         assert "New York City" in result
+
+
+def test_pattern_that_matches_nothing_keeps_only_what_it_matches(german):
+    text = "A dog is sleeping."
+    [plain] = german.translate([text], keep=False, **GREEDY)
+    for keep in (r"\d*", r"x?"):
+        assert german.translate([text], keep=keep, **GREEDY) == [plain]
+    [result] = german.translate(["A dog 120765 is sleeping."], keep=r"\d*", **GREEDY)
+    assert "120765" in result
