@@ -194,7 +194,7 @@ def check_options(info: ExportInfo, options: dict[str, Any] | Options) -> Option
     if isinstance(options, Options):
         return options
     check_generates(info)
-    return resolve(options, info.generation_config | info.defaults, info.config)
+    return resolve(options, info.generation_config, info.config)
 
 
 def with_targets(

@@ -247,7 +247,7 @@ class Admission:
     def beams_note(self) -> str:
         """Return text for the log if the default beams do not fit into the slots of a worker, else
         `""`."""
-        num_beams = (self.info.generation_config | self.info.defaults).get("num_beams") or 1
+        num_beams = self.info.defaults.get("num_beams") or 1
         if num_beams <= self.slot_size.rows:
             return ""
         return f" (too few for the {num_beams} beams of generation_config.json)"

@@ -72,7 +72,8 @@ class Rows(Protocol):
         """Feed the prompts (B, P) and return the logits (B, T, V).
 
         They follow each token, T = P, with `all_logits`, else only the last, T = 1. B is the number
-        of inputs of the request. Padding is where `attention_mask` is 0.
+        of inputs of the request. Padding is where `attention_mask` is 0. They are valid until the
+        next step.
         """
 
     def select(self, parents: np.ndarray) -> None:

@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 import transformers
+from checkpoints import edit_json
 from families import random_model
 from hub_encoders import HUB_ENCODERS
 from messages import raises
@@ -180,3 +181,17 @@ def test_layers_that_differ_do_not_become_albert(tmp_path):
     with raises(ValueError, seen="4 tensors", expected="equal"):
         convert(tmp_path / "ours", tmp_path / "back", to="albert")
     assert not (tmp_path / "back").exists()
+
+
+def test_decoder_with_windows_that_reads_both_sides_is_rejected(tmp_path):
+    """Its window would be of the last tokens; that of an encoder is of tokens on both sides."""
+    config = transformers.Qwen2Config(
+        vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=32,
+        use_sliding_window=True, sliding_window=4, max_window_layers=1,
+    )  # fmt: skip
+    transformers.Qwen2Model(config).save_pretrained(tmp_path / "there")
+    convert(tmp_path / "there", tmp_path / "decoder")
+    edit_json(tmp_path / "there" / "config.json", is_causal=False)
+    with raises(ValueError, seen=("sliding_window", 4), expected=None):
+        convert(tmp_path / "there", tmp_path / "encoder")

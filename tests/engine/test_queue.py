@@ -343,3 +343,19 @@ def test_large_requests_use_no_spare_rows(exported_for, monkeypatch):
     assert queue.take(batch) == []
     queue.put(start_request([job] * 2))
     assert len(queue.take(batch)) == 2
+
+
+def test_rows_join_half_of_a_batch_after_the_queue_is_closed(exported_for):
+    """No more requests come then, so rows do not wait until a group of them can join."""
+    client = open_client(exported_for(DECODER, "cpu")[1], slots=4)
+    lengths = [2, 2, 9, 9, *[3] * 6]
+    jobs = [client.admission.admit([5], dict(max_new_tokens=length)) for length in lengths]
+    batch, queue = first_batch(client), client.engine.queue
+    queue.put(start_request(jobs))
+    batch.join(queue.take(batch))
+    queue.close()
+    batch.step()
+    assert queue.take(batch) == []
+    batch.step()
+    batch.remove([])
+    assert len(batch.running) == 2 and len(queue.take(batch)) == 2

@@ -251,3 +251,13 @@ def test_source_that_cannot_be_encoded_leaves_the_slots_as_they_were(
     [[answer]] = run(client, [job])
     runtime = Runtime(client.admission.info.directory, threads=1)
     assert [answer.tokens] == expected_tokens(runtime, [5, 6], [], {})
+
+
+def test_samples_have_log_probabilities_of_their_own_tokens(exported_for, start_engine):
+    client = start_engine(exported_for(DECODER, "cpu")[1])
+    sampling = dict(do_sample=True, seed=1, num_return_sequences=3, max_new_tokens=9)
+    job = client.admission.admit([5, 6, 7], sampling, top_logprobs=0)
+    [samples] = run(client, [job])
+    for sample in samples:
+        assert [known.token for known in sample.logprobs] == sample.tokens
+    assert len({tuple(sample.tokens) for sample in samples}) == 3

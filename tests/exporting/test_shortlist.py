@@ -135,3 +135,12 @@ def test_export_command_reads_shortlist_from_text(tmp_path, capsys):
         <= set(range(10)) | {44}
     )
     capsys.readouterr()
+
+
+def test_shortlist_has_all_tokens_that_generation_config_names(tmp_path):
+    model = build("seq2seq")
+    named = {"forced_bos_token_id": 20, "forced_eos_token_id": 21, "eos_token_id": [2, 22]}
+    model.generation_config.update(**named)
+    model.save_pretrained(tmp_path / "checkpoint")
+    manifest = export(tmp_path / "checkpoint", tmp_path / "out", cases=1, shortlist=TOKENS)
+    assert {20, 21, 22} <= {*manifest["shortlist"]}

@@ -396,3 +396,15 @@ def test_benchmark_runs(runtime_of, tmp_path, monkeypatch, capsys):
     result = json.loads(capsys.readouterr().out)
     assert (result["lines"], result["bad"]) == (20, 0) and result["ratio"] > 0
     assert write_lines(source, 3, tmp_path / "b").read_text() == "0 w5 w6\n1 w7\n2 w5 w6\n"
+
+
+def test_results_in_json_are_readable_text(bulk, tmp_path):
+    """Letters that are no ASCII stand in the file as they are."""
+    source = tmp_path / "a.jsonl"
+    source.write_text(
+        '{"text": "12 \u20ac"}\n{"text": "\u00e9\\u00e9", "id": 1}\n', encoding="utf-8"
+    )
+    bulk().to_directory([source], tmp_path / "out")
+    first, second = (tmp_path / "out" / "a.jsonl").read_text(encoding="utf-8").splitlines()
+    assert first == '{"text": "12 \u20ac", "translation": "12 \u20ac"}'
+    assert second.startswith('{"text": "\u00e9\\u00e9", "id": 1, "translation": ')

@@ -411,3 +411,10 @@ def test_memory_is_constant_for_ten_times_more_lines(export, tmp_path):
         peaks.append(int(done.stdout.splitlines()[-1]) * 1024)
         assert len((tmp_path / f"out-{count}").read_text().splitlines()) == count
     assert peaks[1] - peaks[0] < 2_000_000, peaks
+
+
+def test_output_is_not_the_file_of_prefixes(runtime, tmp_path):
+    source, prefixes = write(tmp_path / "in", ["w5"]), write(tmp_path / "prefixes", ["w7"])
+    with raises(UsageError, seen="prefixes"):
+        runner(runtime, prefix=prefixes).to_file(source, prefixes, force=True)
+    assert prefixes.read_text() == "w7\n"

@@ -279,3 +279,12 @@ def test_fifty_thousand_lines_run_in_constant_memory(runtime_of, tmp_path):
     assert len(actual) == len(lines) == len(expected)
     for line in random.Random(0).sample(lines, 200):
         assert runtime_of("seq2seq").translate([line], max_new_tokens=4) == [expected[line]]
+
+
+def test_resuming_with_another_output_field_is_rejected(bulk, tmp_path):
+    source = tmp_path / "a.jsonl"
+    source.write_text('{"text": "w5"}\n' * 20)
+    interrupt_run(bulk(), [source], tmp_path / "out", 1)
+    with raises(FileExistsError, seen=("output_field", None, "other")):
+        bulk(output_field="other").to_directory([source], tmp_path / "out")
+    bulk().to_directory([source], tmp_path / "out")

@@ -234,3 +234,11 @@ def test_each_opset_matches_torch(tmp_path, name, opset):
     assert (
         min(count_integer_matmuls(tmp_path / "out" / file) for file in int8["graphs"].values()) > 3
     )
+
+
+def test_graphs_have_the_opset_of_the_option(tmp_path):
+    build("encoder").save_pretrained(tmp_path / "checkpoint")
+    manifest = export(tmp_path / "checkpoint", tmp_path / "out", cases=1, opset=21)
+    [file] = default_graphs(manifest).values()
+    [opset] = onnx.load(tmp_path / "out" / file, load_external_data=False).opset_import
+    assert (opset.domain, opset.version, manifest["opset"]) == ("", 21, 21)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from checkpoints import EOS, copy_folder, edit_json, seal
 from messages import raises
 from random_prompts import LENGTHS, in_torch, new_from, prompts, prompts_for
@@ -136,3 +137,19 @@ def test_prompt_lookup_is_ignored_in_generation_config_and_rejected_as_an_option
                 runtime.generate(ids, mask, **{option: value})
             with raises(UsageError, seen=(option, value), expected="greedy search"):
                 next(runtime.stream(ids, mask, **{option: value}))
+
+
+@pytest.mark.parametrize("pad, is_read", [(EOS, True), (3, False)])
+def test_pad_tokens_are_read_without_a_mask_if_they_are_end_tokens(
+    exported, tmp_path, pad, is_read
+):
+    """As in transformers, which takes end tokens in a prompt as text."""
+    runtime, config = with_settings(exported, tmp_path, "causal", pad_token_id=pad)
+    ids, _ = prompts_for(exported, "causal", lengths=8 * [6])
+    ids[:, :4] = pad
+    options = dict(max_new_tokens=8, suppress_tokens=[EOS])
+    tokens = torch.from_numpy(ids)
+    expected = exported("causal").model.generate(tokens, generation_config=config, **options)
+    np.testing.assert_array_equal(runtime.generate(ids, **options), expected.numpy())
+    read = runtime.generate(ids, np.ones_like(ids), **options)
+    assert np.array_equal(read, expected) == is_read

@@ -427,3 +427,25 @@ def test_only_encoders_that_work_in_blocks_have_a_long_row(fields, length):
     sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2}
     config = VanillaEncoderConfig(**{"max_position_embeddings": 8192} | sizes | fields)
     assert long_length(config) == length
+
+
+def test_choices_that_errors_can_swap_are_ties():
+    """Two logits, each within its tolerance, change places up to a margin of twice that."""
+    report = Report(Tolerance(0.1, 0.1))
+    report.compare("logits", np.float32([[0.54, 0.46]]), np.float32([[0.45, 0.55]]))
+    assert (report.choices, report.agreeing, report.ties, report.failures) == (1, 0, 1, [])
+    report.compare("logits", np.float32([[1.0, 0.76]]), np.float32([[0.7, 1.0]]))
+    assert "logits: 1 of 1 choices differ" in report.failures
+
+
+@pytest.mark.parametrize("name", ["causal", "seq2seq"])
+def test_reference_compares_greedy_search_up_to_the_end_of_each_row(exported, name):
+    """A token after the end has no margin, so nothing is compared there."""
+    info = open_export(exported(name).directory)
+    expected = Reference.read(info.directory).results["torch"]
+    ends = set(np.ravel(info.config["eos_token_id"]).tolist())
+    for tokens, margins in zip(expected["greedy"].tolist(), expected["greedy_margins"]):
+        length = next(
+            (place + 1 for place, token in enumerate(tokens) if token in ends), len(tokens)
+        )
+        assert (margins[:length] > 0).all() and not margins[length:].any()

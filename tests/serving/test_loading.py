@@ -465,3 +465,28 @@ def test_models_of_the_child_process_are_closed_and_opened_again(exports):
     finally:
         process.kill()
         process.communicate()
+
+
+def test_models_that_load_at_once_share_the_memory(exports, slow_loads):
+    chosen = {name: exports[name] for name in ("embedder", "classifier")}
+    with serving(chosen, lazy=True) as server:
+        sizes = [model_of(server, name).plan.num_bytes for name in chosen]
+    with (
+        serving(chosen, max_memory=sum(sizes) - 1, lazy=True) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        first = pool.submit(embed, server.client)
+        wait_for(lambda: states(server)["embedder"] == "loading")
+        body = {"inputs": "w5", "model": "classifier"}
+        assert server.client.post("/predict", json=body).status_code == 503
+        assert first.result().status_code == 200 and slow_loads == ["embedder"]
+
+
+def test_model_that_is_loading_is_unloaded_after_that(exports, slow_loads):
+    with serving(exports, lazy=True) as server, ThreadPoolExecutor(1) as pool:
+        control = "/v2/repository/models/embedder"
+        load = pool.submit(server.client.post, f"{control}/load")
+        wait_for(lambda: states(server)["embedder"] == "loading")
+        assert server.client.post(f"{control}/unload").status_code == 200
+        assert states(server)["embedder"] == "unloaded"
+        assert load.result().status_code == 200 and slow_loads == ["embedder"]

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import time
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from served import MODEL, served
 
 from vanilla_transformer_export.engine.inputs import Activity
 from vanilla_transformer_export.serving.models import READY
-from vanilla_transformer_export.serving.observability import Log
+from vanilla_transformer_export.serving.observability import Log, capture_library_logs
 
 
 @contextlib.contextmanager
@@ -142,3 +143,22 @@ def test_metrics_of_requests_and_engine(monkeypatch):
         float(actual["process_resident_memory_bytes"]) > 1e6
         and float(actual["process_cpu_seconds_total"]) > 0
     )
+
+
+def test_share_of_slots_is_at_most_1_with_spare_rows():
+    """A batch of 8 slots has 2 spare ones."""
+    plan = SimpleNamespace(admission=SimpleNamespace(slots=8))
+    with served() as server:
+        model = SimpleNamespace(name="a-model", state=READY, waiting=0, running=10, plan=plan)
+        server.server.service.metrics.watch(model)
+        lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    assert 'vanilla_transformer_slots_used_ratio{model="a-model"} 1.0' in lines
+
+
+def test_logging_of_the_process_is_as_before_after_the_server():
+    root = logging.getLogger()
+    before = root.level, root.handlers[:]
+    for level, captured in (("debug", logging.DEBUG), ("info", logging.WARNING)):
+        with capture_library_logs(Log(level, os.open(os.devnull, os.O_WRONLY))):
+            assert root.level == captured and root.handlers != before[1]
+        assert (root.level, root.handlers) == before

@@ -459,3 +459,20 @@ def test_translator_that_carries_its_pipeline_does_not_summarize(generators, mon
         seen="summarization",
         expected=("translation", "text2text-generation"),
     )
+
+
+def test_copied_text_has_as_many_results_as_other_texts(generators):
+    _, url = generators
+    options = {"num_beams": 2, "num_return_sequences": 2, "max_new_tokens": 4}
+    for texts in (["12345"], ["12345", TEXTS[0]]):
+        first, *others = post(url, "translation", texts, **options).json()
+        assert first == [{"translation_text": "12345"}] * 2
+        assert [len(results) for results in others] == [2] * (len(texts) - 1)
+
+
+def test_at_most_a_hundred_texts_are_kept(generators):
+    _, url = generators
+    for count, status in ((100, 200), (101, 413)):
+        response = post(url, "translation", "a", keep=["w"] * count, max_new_tokens=4)
+        assert response.status_code == status
+    check_message(response.json()["error"], seen=("keep", 101), expected=100)

@@ -370,3 +370,12 @@ def test_invalid_request_returns_error_type_and_names_value(
     embedder, path, body, status, kind, values
 ):
     check_rejected(post(embedder[1], path, **body), status, kind, **values)
+
+
+def test_end_of_a_text_of_many_characters_is_embedded_if_its_beginning_is_cut(embedder):
+    """Texts of more characters than their tokens can have are cut before they are tokenized."""
+    url = embedder[1]
+    end = post(url, "/embed", inputs=LONG, truncation_direction="left").json()
+    text = "c " * 50_000 + LONG
+    actual = post(url, "/embed", inputs=text, truncation_direction="left").json()
+    np.testing.assert_allclose(actual, end, atol=1e-5)

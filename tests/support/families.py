@@ -17,7 +17,8 @@ from vanilla_transformer.conversion.converter import get_converter
 # of each: theirs, with ours
 ARCHITECTURES = {family: get_converter(family).ARCHITECTURES for family in FAMILIES}
 BACK = {family: ARCHITECTURES[family] for family in FAMILIES if FAMILIES[family].converts_back}
-TWINS = ("xlm-roberta", "camembert", "mt5")  # families that share all code with RoBERTa or T5
+# families that share all code with another one
+TWINS = [family for family in FAMILIES if FAMILIES[family].like]
 T5 = ("t5", "mt5")
 LLAMAS = ("llama", "qwen2", "qwen3", "mistral", "eurobert", "gemma3_text")
 # norms, angles or scales in float32 limit the precision of float64

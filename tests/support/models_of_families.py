@@ -12,15 +12,14 @@ from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositio
 import vanilla_transformer
 from vanilla_transformer.conversion import FAMILIES, convert
 
-# Fields of each family's config, besides sizes, activations, biases and tying.
+# Fields of the config of each family, and of those like it, besides sizes, activations, biases and
+# tying.
 AFTER_PADDING = dict(
     position_ids_from="ids", scale_embedding=False, embedding_norm=True, pad_token_id=1
 )
 FIXED = {
     "bert": dict(position_embedding_type="learned", scale_embedding=False, embedding_norm=True),
     "roberta": dict(position_embedding_type="learned", **AFTER_PADDING),
-    "xlm-roberta": dict(position_embedding_type="learned", **AFTER_PADDING),
-    "camembert": dict(position_embedding_type="learned", **AFTER_PADDING),
     "mpnet": dict(position_embedding_type="learned_relative", **AFTER_PADDING),
     "gpt2": dict(
         position_embedding_type="learned",
@@ -47,7 +46,7 @@ FIXED = {
     "pegasus": dict(norm_first=True),
     "vit": dict(),
 }  # fmt: skip
-FIXED["t5"] = FIXED["mt5"] = dict(
+FIXED["t5"] = dict(
     position_embedding_type="relative", relative_attention_num_buckets=8,
     relative_attention_max_distance=6, gated=True, norm_type="rms_norm", norm_first=True,
     linear_bias=False, lm_head_bias=False, scale_embedding=False, head_dim=16,
@@ -138,7 +137,7 @@ def our_model(family, architecture, seed, dtype=torch.float32, **changes):
             else None
         )
     model_class = getattr(vanilla_transformer, architecture)
-    fixed = dict(FIXED[family])
+    fixed = dict(FIXED[FAMILIES[family].like or family])
     if family not in ("gpt2", "opt", *LLAMAS) and architecture == "VanillaDecoderForCausalLM":
         fixed |= dict(add_cross_attention=True, lm_head_bias=False)
         fixed.pop("wrap_last_token", None)

@@ -135,9 +135,11 @@ class Served:
             self._is_made.set()
 
     def stop(self) -> None:
-        """Stop the server as SIGTERM does, unless it has ended."""
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-            self.loop.call_soon_threadsafe(self.server.stop, 15)
+        """Stop the server as SIGTERM does, unless it has ended. A second signal would end this
+        process."""
+        if not self.server.stopping.is_set():
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                self.loop.call_soon_threadsafe(self.server.stop, 15)
 
     def send(self, content: bytes) -> socket.socket:
         """Open a connection, send `content` and return the connection."""

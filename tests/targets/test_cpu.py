@@ -14,6 +14,7 @@ from vanilla_transformer_export.graphs import quantization
 from vanilla_transformer_export.graphs.layers import linear
 from vanilla_transformer_export.graphs.quantization import int4_blocks, int8_columns, uint8_blocks
 from vanilla_transformer_export.inference.rows import GenerationRequest
+from vanilla_transformer_export.targets.cpu import rows
 from vanilla_transformer_export.targets.cpu.rows import CpuBeamRows
 
 exported = exports_for("cpu")
@@ -435,3 +436,14 @@ def test_unsupported_config_raises_before_files_are_written(architecture, fields
 def test_unknown_target_or_dtype_raises_value_error(target, dtype, tmp_path):
     with raises(ValueError, seen=target, expected=("portable", "fp32", "int8", "cpu")):
         export(tmp_path, tmp_path / "out", target=target, dtype=dtype)
+
+
+def test_memory_that_a_thread_keeps_is_bounded(exported_for, monkeypatch):
+    runtime = Runtime(exported_for("seq2seq", "cpu")[1])
+    memory = runtime.model.factory.memory
+    for limit in (0, 5_000, 1 << 28):
+        monkeypatch.setattr(rows, "MAX_KEPT_BYTES", limit)
+        memory.free.clear()
+        runtime.generate(*prompts("seq2seq"), max_new_tokens=4, num_beams=2)
+        kept = sum(map(len, memory.free))
+        assert kept <= limit and (limit <= 5_000 or kept > 5_000)

@@ -158,3 +158,12 @@ def test_left_and_right_padding_do_not_change_generated_tokens(exported_for, nam
     for row, generated in zip(rows, result[0]):
         alone = runtime.generate(row[None], max_new_tokens=6)[0, len(row) :].tolist()
         assert generated[: len(alone)] == alone
+
+
+def test_window_moves_on_in_caches_of_fixed_size(exported_for):
+    """After 256 tokens more than the window, the tokens that no other sees are dropped."""
+    model, directory = exported_for("causal-window", "cpu")
+    window = model.config.sliding_window
+    ids = np.array([[5, 6, 7, 8], [9, 10, 11, 12]])
+    settings = dict(max_new_tokens=window + 270, suppress_tokens=[EOS])
+    check_tokens(Runtime(directory, device="cpu"), model, ids, np.ones_like(ids), settings)

@@ -489,3 +489,11 @@ def test_stream_yields_every_row_once_per_epoch_in_new_order(monkeypatch):
 def test_collator_accepts_batches_or_single_rows():
     collate = collate_batches(list)
     assert collate([[{"a": 1}, {"a": 2}]]) == collate([{"a": 1}, {"a": 2}]) == [{"a": 1}, {"a": 2}]
+
+
+def test_rows_of_a_stream_have_other_neighbours_in_each_epoch():
+    """Rows of one length are cut into batches in the order in which they were shuffled."""
+    rows = Dataset.from_list([{"labels": [place], "input_ids": [0]} for place in range(12)])
+    stream = islice(TokenStream(rows.to_iterable_dataset(), limit=3, seed=0), 8)
+    batches = [frozenset(row["labels"][0] for row in batch) for batch in stream]
+    assert {*batches[:4]} != {*batches[4:]}

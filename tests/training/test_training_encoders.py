@@ -406,3 +406,10 @@ def test_file_is_read_with_encoding_of_recipe(tmp_path):
 def test_classification_metrics():
     prediction = np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0])
     assert sequence_classification.TASK.metrics(prediction, None) == {"accuracy": 0.75}
+
+
+def test_validation_rows_of_one_text_have_different_masks(tmp_path):
+    (tmp_path / "text.txt").write_text(f"{VERSE.splitlines()[0]}\n" * 20)
+    files = {"train": str(tmp_path / "text.txt"), "validation": str(tmp_path / "text.txt")}
+    rows = prepare(Recipe("masked-lm", files, {"kind": "character"}, ENCODER)).rows
+    assert len({tuple(row["labels"]) for row in rows["validation"]}) > 5

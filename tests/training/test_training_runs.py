@@ -212,3 +212,12 @@ def test_full_disk_leaves_no_partial_output(corpus, tmp_path, monkeypatch):
     with raises(OSError, seen="model"):
         train(make_recipe(corpus, num_train_epochs=1), tmp_path / "model")
     assert [path.name for path in tmp_path.iterdir()] == ["model-run"]
+
+
+def test_metrics_are_of_the_weights_that_are_saved(short, corpus, tmp_path):
+    recipe = make_recipe(corpus)
+    recipe.save_dtype = "float16"
+    metrics = train(recipe, tmp_path / "half")
+    exact = short[1]["validation_loss"]
+    assert metrics["validation_loss"] != exact
+    assert metrics["validation_loss"] == pytest.approx(exact, rel=1e-3)

@@ -202,7 +202,7 @@ class CpuBeamRows:
         """
         for place in range(input_ids.shape[1]):
             logits = self.step(input_ids[:, place : place + 1])
-        return logits.copy()
+        return logits
 
     def step(self, tokens: np.ndarray) -> np.ndarray:
         """Feed one token per row, `tokens` (rows, 1), and return the logits (rows, 1, V), or log p

@@ -198,14 +198,14 @@ def spaced_parts(parts: list[Piece]) -> Iterator[str]:
     it where one is needed.
 
     A space separates two sentences without white space between them, except after a full stop of
-    Chinese or Japanese.
+    Chinese or Japanese. A sentence may be empty, as a model may translate it to nothing.
     """
     last = ""  # character before the part
     is_open = False  # a sentence came last
     for part, is_sentence in parts:
-        needs_space = is_sentence and is_open and last and last not in WIDE_ENDS
+        needs_space = part and is_sentence and is_open and last and last not in WIDE_ENDS
         yield f" {part}" if needs_space else part
-        last = part[-1:] or (" " if needs_space else last)
+        last = part[-1:] or last
         is_open = is_sentence or (is_open and not part)
 
 

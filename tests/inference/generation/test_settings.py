@@ -10,6 +10,8 @@ from generation_pairs import CPU_MODELS, EOS, each_model, prompts
 
 from vanilla_transformer_export import Options, Runtime
 from vanilla_transformer_export.inference.logits import LogitsProcessors, Prompt
+from vanilla_transformer_export.inference.options import NEUTRAL, SAMPLING_ONLY, WITHOUT_EFFECT
+from vanilla_transformer_export.shared.generation_options import FIELDS as FIELDS_BY_NAME
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Unfeasible length", "ignore:Using the model-agnostic default"
@@ -181,3 +183,8 @@ def test_call_options_override_generation_config_as_in_transformers(pair, tmp_pa
             assert runtime.generate(ids, mask, **options).tolist() == expected.tolist(), options
     finally:
         reference.generation_config = before
+
+
+def test_no_option_is_among_the_fields_that_are_not_applied():
+    """A field that becomes an option leaves these tables."""
+    assert not FIELDS_BY_NAME.keys() & {*WITHOUT_EFFECT, *NEUTRAL, *SAMPLING_ONLY}

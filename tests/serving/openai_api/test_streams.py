@@ -218,3 +218,12 @@ def test_disconnected_client_stops_generation(client, engine, prompt):
     while engine.closed < streams and time.monotonic() < deadline:
         time.sleep(0.01)
     assert engine.closed == streams and engine.steps < 30 * streams
+
+
+def test_echoed_prompt_is_followed_by_each_token(client, decoder):
+    """Only log probabilities of the prompt keep a stream waiting until its end."""
+    options = dict(model="decoder", prompt="ab cd", temperature=0, max_tokens=8, stream=True)
+    with client.completions.create(**options, echo=True) as stream:
+        first, *others = [chunk.choices[0].text for chunk in stream]
+    assert first == "ab cd" and sum(map(bool, others)) > 2
+    assert "".join(others) == decoder.generate(["ab cd"], max_new_tokens=8)[0]

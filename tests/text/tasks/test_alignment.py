@@ -1,5 +1,6 @@
 """Tests of aligned translations of the shipped translator, by words with one translation each."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -215,3 +216,12 @@ def test_two_directions_grow_as_in_moses():
     """A neighbor of a common link grows if a word of it is free; words of no link come last."""
     forward, backward = {(0, 0), (1, 1), (3, 5)}, {(0, 0), (0, 1), (4, 5)}
     assert symmetrized(forward, backward) == {(0, 0), (0, 1), (1, 1), (3, 5)}
+
+
+def test_spans_of_a_text_with_a_language_word_are_of_the_words_after_it(plain, monkeypatch):
+    languages = dataclasses.replace(plain.languages, words=[">>de<<"])
+    monkeypatch.setattr(plain, "languages", languages)
+    for text in (">>de<< A dog is sleeping.", ">>de<<   A dog is sleeping. A man is standing."):
+        [translation] = plain.translate([text], return_alignments=True, **GREEDY)
+        words = {text[start:end] for (start, end), _ in translation.alignments}
+        assert words and words < {"A", "dog", "man", "is", "sleeping", "standing", "."}

@@ -146,3 +146,15 @@ def test_truncation_does_not_affect_concurrent_calls(made, cut_at):
         encoded = [pool.submit(runtime.encode, MANY, special_tokens=True) for _ in range(200)]
         assert all([encoding.ids for encoding in each.result()] == full_ids for each in encoded)
         assert all(each.result() == expected for each in truncated)
+
+
+def test_zero_shot_at_every_length_matches_pipeline(made, cut_at):
+    """Some lengths leave room for the hypothesis only, or for one token of the text."""
+    pipe, runtime = both(made, "classify", "zero-shot-classification")
+    options = {"hypothesis_template": "{} runs"}
+    for longest in range(4, 16):
+        cut_at(pipe, runtime, longest)
+        same(
+            runtime.zero_shot(TEXTS[:1], ["a man"], **options),
+            pipe(TEXTS[:1], ["a man"], **options),
+        )

@@ -302,3 +302,26 @@ def test_surrogates_are_rejected(german):
     for options in (dict(markup="html"), dict(keep=True), {}):
         with raises(ValueError, seen="surrogates", expected="Unicode"):
             german.translate(["A <b>dog \ud800</b>"], **options)
+
+
+def test_marks_do_not_depend_on_a_text_without_marks_before(german):
+    """The verb changes its place in German, so marks in the order of words would be wrong."""
+    text = "In the <b>snow</b> a dog is <u>playing</u>."
+    _, result = german.translate(["A dog.", text], markup="html", **GREEDY)
+    assert "<u>spielt</u> ein Hund" in result
+
+
+def test_longest_of_several_kept_texts_counts(german):
+    text = "A dog in New York City is sleeping."
+    for keep in (["New", "New York City", "York"], ["New York City", "New"]):
+        [result] = german.translate([text], keep=keep, **GREEDY)
+        assert "New York City" in result
+
+
+def test_pattern_that_matches_nothing_keeps_only_what_it_matches(german):
+    text = "A dog is sleeping."
+    [plain] = german.translate([text], keep=False, **GREEDY)
+    for keep in (r"\d*", r"x?"):
+        assert german.translate([text], keep=keep, **GREEDY) == [plain]
+    [result] = german.translate(["A dog 120765 is sleeping."], keep=r"\d*", **GREEDY)
+    assert "120765" in result

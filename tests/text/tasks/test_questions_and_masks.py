@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from heads import HEADS, PAIRS, TEXTS
+from messages import raises
 from pipelines_compared import CONTEXTS, QUESTIONS, WINDOWS, both, same
 
 
@@ -126,3 +127,13 @@ def test_next_sentence_scores_match_model(made, name):
             probabilities = model(**ids).prediction_logits[0, 2].softmax(-1)
         assert first["token"] == int(probabilities.argmax())
         assert first["score"] == pytest.approx(float(probabilities.max()), rel=1e-4)
+
+
+def test_windows_that_share_all_but_one_token_advance_and_others_are_rejected(made):
+    runtime = made("answer")[1]
+    others = len(runtime.tokenizer.encode(QUESTIONS[0], "a").ids) - 1
+    sizes = {"max_seq_len": others + 4}
+    [[answer]] = runtime.answer(QUESTIONS[:1], CONTEXTS[:1], doc_stride=3, **sizes)
+    assert answer["answer"] in CONTEXTS[0]
+    with raises(ValueError, seen=(others + 4, 4, 0), expected="doc_stride=4"):
+        runtime.answer(QUESTIONS[:1], CONTEXTS[:1], doc_stride=4, **sizes)

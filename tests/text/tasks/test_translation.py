@@ -5,12 +5,14 @@ import time
 import warnings
 
 import pytest
-from checkpoints import EOS
+from checkpoints import EOS, copy_folder, list_file
 from messages import raises
 from sentence_splitting import ours, right_texts
+from tokenizers import Tokenizer, models, pre_tokenizers
 
+from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.text.tasks.segments import sentences_and_spaces
+from vanilla_transformer_export.text.tasks.segments import join_parts, sentences_and_spaces
 
 
 @pytest.mark.parametrize(
@@ -196,3 +198,52 @@ def test_unsupported_translate_options_raise(translator):
         translator.translate(["w5"], split="no")
     with raises(UsageError, seen=("copy_letterless", "no"), expected=(True, False)):
         translator.translate(["w5"], copy_letterless="no")
+
+
+@pytest.mark.filterwarnings("ignore:.*was cut after")
+def test_sentence_has_at_most_as_many_tokens_as_the_position_table(translator, monkeypatch):
+    monkeypatch.setitem(translator.runtime.config, "position_embedding_type", "learned")
+    monkeypatch.setitem(translator.runtime.config, "max_position_embeddings", 10)
+    [text] = translator.translate(["w5"], suppress_tokens=[EOS])
+    assert len(text.split()) == 10
+
+
+@pytest.mark.filterwarnings("ignore:.*was cut after")
+def test_each_sentence_of_a_text_is_sampled_with_a_seed_of_its_own(translator):
+    text = "w5 w6\nw5 w6\nw5 w6"
+    sampling = {"do_sample": True, "max_new_tokens": 12}
+    one, other = translator.translate([text, text], seeds=[3, 4], **sampling)
+    assert len({*one.split("\n"), *other.split("\n")}) == 6
+    assert translator.translate([text, text], seeds=[3, 3], **sampling) == [one, one]
+
+
+@pytest.mark.parametrize("language, count", [("de", 2), ("de-AT", 2), ("en", 3), ("de_AT", 3)])
+def test_region_of_a_language_does_not_change_its_abbreviations(language, count):
+    parts = sentences_and_spaces("Das sind 3 Mio. Euro. Danach ging er.", language)
+    assert sum(is_sentence for _, is_sentence in parts) == count
+
+
+@pytest.mark.filterwarnings("ignore:.*was cut after")
+def test_prefixes_are_read_by_the_tokenizer_of_translations(translator, tmp_path):
+    directory = copy_folder(translator.info.directory, tmp_path)
+    words = Tokenizer(models.WordLevel({f"v{token}": token for token in range(48)}, unk_token="v0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.save(str(directory / "target_tokenizer.json"))
+    list_file(directory, "target_tokenizer.json")
+    runtime = TextRuntime(directory, threads=1)
+    [text] = runtime.generate(["w5"], target_prefix=["v7 v8"], max_new_tokens=4)
+    assert text.startswith("w7 w8")
+
+
+@pytest.mark.parametrize(
+    "sentences, text",
+    [
+        (["A.", "", "B."], "A. B."),
+        (["A.", "", ""], "A."),
+        (["", "B."], "B."),
+        (["A.", " ", "B."], "A. B."),
+        (["你。", "", "我。"], "你。我。"),
+    ],
+)
+def test_one_space_separates_sentences_around_an_empty_one(sentences, text):
+    assert join_parts([(part, part != " ") for part in sentences]) == text

@@ -152,3 +152,10 @@ def test_missing_labels_in_config_raise(made, monkeypatch):
     monkeypatch.setitem(runtime.info.config, "id2label", {"0": "a", "1": "b", "2": "c"})
     with raises(ValueError, seen=("a", "b", "c"), expected="entail"):
         runtime.zero_shot(["a"], ["b"])
+
+
+def test_wrong_types_of_prompts_and_targets_are_named(made):
+    with raises(UsageError, seen=("targets", 5), expected="string"):
+        made("fill_mask")[1].fill_mask(["<mask>"], targets=5)
+    with raises(UsageError, seen=("prompt", 5), expected="string"):
+        made("one label")[1].rerank(["a"], [["b"]], prompt=5)
