@@ -135,7 +135,11 @@ class Directory:
         write_json(path, manifest, self.path, before)
 
     def remove(self) -> None:
-        """Remove the manifest, and the directory if nothing else is in it."""
+        """Remove empty folders of shards and the manifest, and the directory if nothing else is in
+        it."""
+        for folder in self.path.glob(f"*{PARTS}"):  # of a run that stopped in its first shard
+            with contextlib.suppress(OSError):
+                folder.rmdir()
         if self.manifest() is not None:
             (self.path / MANIFEST).unlink()
         with contextlib.suppress(OSError):

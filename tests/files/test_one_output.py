@@ -21,7 +21,7 @@ from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.files import run
-from vanilla_transformer_export.files.formats import generated_text
+from vanilla_transformer_export.files.formats import Lines, generated_text
 from vanilla_transformer_export.files.predictions import Predictions
 from vanilla_transformer_export.files.run import Runner
 
@@ -286,6 +286,25 @@ def test_interrupted_runs_resume_to_same_result(runtime, tmp_path, options):
             patch.setattr("warnings.warn", lambda *args, **settings: None)
             job.to_file(source, out)
         assert out.read_bytes() == complete and names(tmp_path) == ["in", "out"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "full")], ids=repr)
+def test_run_that_stops_while_its_first_shard_is_written_leaves_nothing_and_runs_again(
+    runtime, tmp_path, monkeypatch, error
+):
+    source, out = write(tmp_path / "in", ["w5 w6", "w7"]), tmp_path / "out"
+
+    def fail(*_):
+        assert (partial_path(out) / "out.parts").is_dir()
+        raise error
+
+    with monkeypatch.context() as patch, pytest.raises(type(error)):
+        patch.setattr(Lines, "write", fail)
+        runner(runtime).to_file(source, out)
+    assert names(tmp_path) == ["in"]
+    runner(runtime).to_file(source, out)
+    assert out.read_text().splitlines() == runtime.generate(["w5 w6", "w7"], **BEAMS)
+    assert names(tmp_path) == ["in", "out"]
 
 
 def test_killed_command_resumes_to_same_result(export, tmp_path):
