@@ -288,6 +288,30 @@ def test_interrupted_runs_resume_to_same_result(runtime, tmp_path, options):
         assert out.read_bytes() == complete and names(tmp_path) == ["in", "out"]
 
 
+@pytest.mark.parametrize("count", [0, 1])
+def test_interrupted_command_says_where_it_resumes_if_a_shard_is_finished(
+    export, tmp_path, monkeypatch, capsys, count
+):
+    source, out = write(tmp_path / "in", ["w5", "w6"]), tmp_path / "out"
+    compute, calls = run.compute, []
+
+    def compute_or_interrupt(*args):
+        calls.append(args)
+        if len(calls) > count:
+            raise KeyboardInterrupt
+        return compute(*args)
+
+    monkeypatch.setattr(run, "compute", compute_or_interrupt)
+    command = ["generate", str(export), "--input", str(source), "--output", str(out)]
+    with pytest.raises(SystemExit) as end:
+        main([*command, "--shard-lines", "1", "--max-new-tokens", "2"])
+    assert end.value.code == 130
+    message = capsys.readouterr().err.splitlines()[-1]
+    kept = f"; the finished shards stay in {partial_path(out)}, and the same command resumes there"
+    assert message == f"vanilla-transformer: interrupted{kept * count}"
+    assert partial_path(out).exists() == bool(count)
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "full")], ids=repr)
 def test_run_that_stops_while_its_first_shard_is_written_leaves_nothing_and_runs_again(
     runtime, tmp_path, monkeypatch, error
