@@ -20,6 +20,8 @@ EXPECTED = {
     errno.EISDIR: "expected a file",
     errno.ENOTDIR: "expected a directory",
     errno.EEXIST: "expected a directory or a new path",
+    errno.EACCES: "expected one that this user may read, or write to for an output",
+    errno.EROFS: "expected a place that can be written to",
 }
 
 

@@ -5,6 +5,8 @@ beside the weights is never run.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -98,7 +100,7 @@ def load_model(source: Source) -> PreTrainedModel:
     }
     check_depth(config, stored, directory)
     check_shapes(model_class, config, stored, directory)
-    with readers_errors(directory):
+    with readers_errors(directory), without_progress_bar():
         model = model_class.from_pretrained(
             directory, config=config, dtype=torch.float32, use_safetensors=True
         )
@@ -111,6 +113,18 @@ def load_model(source: Source) -> PreTrainedModel:
     for note in drop_unused_settings(model.generation_config) if model.can_generate() else ():
         logger.warning(note)
     return model.eval()
+
+
+@contextmanager
+def without_progress_bar() -> Iterator[None]:
+    """Let transformers show no progress bar in the block."""
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()
 
 
 def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:

@@ -13,6 +13,7 @@ CONFIG = "config.json"  # the config of a checkpoint
 WEIGHTS, PICKLE = "model.safetensors", "pytorch_model.bin"  # unsharded weights of a checkpoint
 TRITON_CONFIG = "config.pbtxt"  # the configuration of a Triton model
 TRITON_MARK = "# Written by vanilla-transformer export."  # the first line of this configuration
+CHECKPOINT_FILES = "files.json"  # the hashes in a checkpoint of a training run, written last
 IMAGE_PROCESSOR = "preprocessor_config.json"
 MODULES = "modules.json"  # sentence-transformers' modules after the model
 # weights of BGE-M3's heads, which map the state of each token to a weight and to a vector; the

@@ -59,6 +59,7 @@ def new_directory(
     Raises:
         FileNotFoundError: if `path` is a broken link.
         NotADirectoryError: if it is a file.
+        PermissionError: if it is a directory that the process may not write to.
         FileExistsError: if it exists without `force`, holds files of anyone else, is being written
             by another process, or has changed at the end. In the last case the changed directory
             stays, and the error names the folder of the result.
@@ -68,6 +69,8 @@ def new_directory(
     out = output_path(path, inputs)
     with claim_output(out) as claim:
         check_replaceable(out, force)
+        if out.exists() and not os.access(out, os.W_OK):  # then it cannot be renamed either
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(out))
         before, new = file_states(out), claim / "new"
         new.mkdir(0o700)  # until it has the mode of what it replaces, which may be as private
         with full_disk_named(out):

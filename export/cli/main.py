@@ -56,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         with raise_on_termination(), warnings_in_one_line():
             run(parse(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt as interrupt:
-        fail("interrupted", 143 if isinstance(interrupt, Terminated) else 130)
+        what = "; ".join(["interrupted", *interrupt.args])  # and how to resume, if it can
+        fail(what, 143 if isinstance(interrupt, Terminated) else 130)
     except OutputClosed:
         sys.exit(0)
     except Exception as error:

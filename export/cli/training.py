@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from ..arguments import DIRECTORY, PATH, SOURCE, VARIANT_HELP, Parser, add_argument, add_set
+from ..shared.files import CHECKPOINT_FILES, read_object
 from ..shared.options import FLAG
 from ..terminal import say
 from .verbs import add_shared, verb
@@ -27,8 +28,10 @@ def train_arguments(parser: Parser) -> None:
 
 @verb("train a model from a recipe", train_arguments, extras="train,cpu")
 def train(args: argparse.Namespace) -> None:
-    if not args.restart:
-        say_resumed(Path(f"{args.output}-run"))
+    state = Path(f"{args.output}-run")
+    if not args.restart and (updates := saved_updates(state)):
+        # before torch is imported, which takes seconds
+        print(f"Resuming the run in {state}, after {updates:,} updates", file=sys.stderr)
 
     from accelerate import PartialState
 
@@ -45,19 +48,24 @@ def train(args: argparse.Namespace) -> None:
         from vanilla_transformer.training.run import train
 
         output_path(args.output, [args.recipe])
-        result = json.dumps(train(recipe, args.output, args.force, args.restart))
+        try:
+            result = json.dumps(train(recipe, args.output, args.force, args.restart))
+        except KeyboardInterrupt as interrupt:
+            if not (updates := saved_updates(state)):
+                raise
+            command = f"the same command{' without --restart' if args.restart else ''}"
+            resumes = f"{command} resumes the run in {state}, after {updates:,} updates"
+            raise type(interrupt)(resumes) from None
     if PartialState().is_main_process:
         say(result)
 
 
-def say_resumed(state: Path) -> None:
-    """Print on standard error from where a run with checkpoints in `state` resumes.
-
-    This is before torch is imported, which takes seconds.
-    """
-    updates = [int(path.name.rpartition("-")[2]) for path in state.glob("checkpoint-[0-9]*")]
-    if updates:
-        print(f"Resuming the run in {state}, after {max(updates):,} updates", file=sys.stderr)
+def saved_updates(state: Path) -> int:
+    """Return the updates of the newest complete checkpoint of a run in `state`, 0 if there is
+    none."""
+    checkpoints = state.glob("checkpoint-[0-9]*")
+    complete = (path.name for path in checkpoints if read_object(path / CHECKPOINT_FILES))
+    return max((int(name.rpartition("-")[2]) for name in complete), default=0)
 
 
 def average_arguments(parser: Parser) -> None:

@@ -1,6 +1,7 @@
 """The batches of an engine: how many there are, and how many rows each of them holds."""
 
 import dataclasses
+import sys
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -34,12 +35,15 @@ def open_batches(admission: Admission, model: OnnxModel) -> list[Batch]:
 def open_batch(admission: Admission, model: OnnxModel) -> GenerationBatch:
     """Return an empty batch of `model` with the rows of one worker.
 
-    They may join while others run if the export has a step graph.
+    They may join while others run if the export has a step graph. Raises MemoryError if there is no
+    memory for their slots.
     """
     capacity, config, step = admission.slot_size.rows, model.info.config, model.info.step
     model.open(worker_roles(model.info))
     if step is None:
         return GenerationBatch(model, capacity)
+    if admission.slot_bytes > sys.maxsize:  # for which numpy raises a ValueError
+        raise MemoryError
     pace = Pace.of(config)
     size = dataclasses.replace(admission.slot_size, rows=capacity + spare_rows(capacity))
     factory = cast(JoiningRowsFactory, model.factory)

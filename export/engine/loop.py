@@ -36,6 +36,7 @@ class Worker:
         self.queue = queue
         self.batch = batch
         self.must_stop = False
+        self.has_ended = threading.Event()  # `run` has returned, or raised
         self.joined_at = 0.0
         self.num_rows = 0  # rows of the last step; 0 while the batch is empty
         self.requests: set[ClientRequest] = set()  # of the parts in the batch
@@ -50,8 +51,11 @@ class Worker:
     def run(self, observe: Observe = ignore_activity) -> None:
         """Step until the queue is closed and empty, or `must_stop` is true. `observe` is called
         after each step with what it did."""
-        while not self.must_stop and (activity := self.step()) is not None:
-            observe(activity)
+        try:
+            while not self.must_stop and (activity := self.step()) is not None:
+                observe(activity)
+        finally:
+            self.has_ended.set()
 
     def step(self) -> Activity | None:
         """Let parts join, compute the next token of each row, and answer requests.
@@ -177,9 +181,7 @@ class Engine:
             if len(self.workers) == 1:
                 self.workers[0].run()
             else:
-                self.start()
-                for thread in self.threads:
-                    thread.join()
+                self.start().join()
         results = read_results(updates[0])
         by_row = dict(zip(order, results, strict=True))
         return [by_row[row] for row in range(len(inputs))]
@@ -233,6 +235,14 @@ class Engine:
             self.threads[-1].start()
         return self
 
+    def join(self) -> None:
+        """Wait until the threads of the workers have ended."""
+        for worker, thread in zip(self.workers, self.threads):
+            # Before Python 3.13 a `Thread.join` that Ctrl-C interrupts takes the thread for ended.
+            # A step that runs when the process exits would abort it.
+            worker.has_ended.wait()
+            thread.join()
+
     def put(
         self, inputs: Sequence[GenerationInput], receive: Receive, streams: bool = False
     ) -> Callable[[], None]:
@@ -253,8 +263,7 @@ class Engine:
             worker.must_stop = True
         self.queue.close()
         requests = {*self.queue.clear()}
-        for thread in self.threads:
-            thread.join()
+        self.join()
         for worker in self.workers:
             requests |= {part.request for part in worker.parts}
             worker.batch.remove(worker.parts)

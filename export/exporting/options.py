@@ -14,7 +14,6 @@ from ..arguments import (
     SET_HELP,
     TEXT,
     VARIANT_HELP,
-    choice_type,
     choices,
 )
 from ..errors import UsageError, did_you_mean
@@ -83,18 +82,12 @@ def opset_help() -> str:
 # -------------------------------------------------------------------------- targets and dtypes
 
 
-def target_name(text: str) -> str:
-    return choice_type("target", [target.name for target in targets()])(text)
-
-
 def dtype_names(text: str) -> str | list[str]:
-    known = dict.fromkeys(dtype for target in targets() for dtype in target.dtypes)
-    dtype = choice_type("dtype", known)
-    return [dtype(name) for name in text.split(",")] if "," in text else dtype(text)
+    return text.split(",") if "," in text else text
 
 
 # their values are checked together
-TARGET = Kind("a target", lambda value: True, target_name, "TARGET")
+TARGET = Kind("a target", lambda value: True, str, "TARGET")
 DTYPES = Kind("a dtype, or several", lambda value: True, dtype_names, "DTYPE")
 
 
@@ -114,7 +107,7 @@ def check_dtypes(options: "ExportOptions") -> None:
         if ("fp32" if dtype is None else dtype) not in target.dtypes:
             raise UsageError(
                 f"the target {target.name!r} does not support dtype {dtype!r}, expected one of: "
-                f"{known_targets()}"
+                f"{known_targets()}{did_you_mean(str(dtype), target.dtypes)}"
             )
     if len(dtypes) > 1 and not target.is_standard:
         raise UsageError(

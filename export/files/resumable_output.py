@@ -86,20 +86,25 @@ class Directory:
     def remedies(self) -> Iterator[None]:
         """Add to errors of a run where the finished shards are and how to resume, if there are any.
 
-        UsageError and FileExistsError stay as they are. A MemoryError and every other OSError
-        become a plain OSError, and subclasses of ValueError a plain ValueError.
+        UsageError and FileExistsError stay as they are, and interrupts keep their class. A
+        MemoryError and every other OSError become a plain OSError, and subclasses of ValueError a
+        plain ValueError.
         """
         try:
             yield
         except (UsageError, FileExistsError):
             raise
-        except (MemoryError, OSError, ValueError) as error:
+        except (KeyboardInterrupt, MemoryError, OSError, ValueError) as error:
             kept = f"the finished shards stay in {self.path}, and the same command resumes there"
-            remedy = f"; {kept}" if self.is_started else ""
+            remedy = [kept] if self.is_started else []
+            if isinstance(error, KeyboardInterrupt):
+                raise type(error)(*remedy) from None
             if isinstance(error, MemoryError):
-                raise OSError(errno.ENOMEM, f"not enough memory: {error}{remedy}") from error
+                raise OSError(
+                    errno.ENOMEM, "; ".join([f"not enough memory: {error}", *remedy])
+                ) from error
             kind = OSError if isinstance(error, OSError) else ValueError
-            raise kind(f"{error}{remedy}") from error
+            raise kind("; ".join([str(error), *remedy])) from error
 
     def finished(self) -> dict[str, dict]:
         manifest = self.manifest()
@@ -135,7 +140,11 @@ class Directory:
         write_json(path, manifest, self.path, before)
 
     def remove(self) -> None:
-        """Remove the manifest, and the directory if nothing else is in it."""
+        """Remove empty folders of shards and the manifest, and the directory if nothing else is in
+        it."""
+        for folder in self.path.glob(f"*{PARTS}"):  # of a run that stopped in its first shard
+            with contextlib.suppress(OSError):
+                folder.rmdir()
         if self.manifest() is not None:
             (self.path / MANIFEST).unlink()
         with contextlib.suppress(OSError):

@@ -156,7 +156,7 @@ class Report:
                 self.compare_greedy(values, expected)
             elif name in SCORES:
                 self.compare_scores(name, values, expected)
-            elif name != "beams":  # several may be the best
+            else:
                 self.compare(title + name, values, expected[name], real.get(name))
 
     def compare(

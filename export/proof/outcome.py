@@ -47,7 +47,8 @@ def searches(model: OnnxModel, reference: Reference) -> Arrays:
     generate:
 
     - `greedy` (B, T), the tokens of greedy search;
-    - `beams` (B, T) and `beam_scores` (B,), the best sequences of beam search and their scores.
+    - `beam_scores` (B,), the scores of the best sequences of beam search. Several sequences may be
+      the best, so their tokens are not compared.
     """
     if not model.info.generates:
         return {}
@@ -55,12 +56,9 @@ def searches(model: OnnxModel, reference: Reference) -> Arrays:
         [sequence for [sequence] in run_together(model, reference.rows(model.info, **options))]
         for options in ({"num_beams": BEAMS}, {})
     )
-    tokens, best = (
-        pad_sequences([row.tokens for row in rows], reference.generation_options.fill_token_id)[0]
-        for rows in (greedy, beams)
-    )
-    scores = np.array([row.score for row in beams], np.float32)
-    return {"greedy": tokens, "beams": best, "beam_scores": scores}
+    fill = reference.generation_options.fill_token_id
+    tokens, _ = pad_sequences([row.tokens for row in greedy], fill)
+    return {"greedy": tokens, "beam_scores": np.array([row.score for row in beams], np.float32)}
 
 
 def run_together(model: OnnxModel, rows: Sequence[GenerationInput]) -> list[list[Generated]]:

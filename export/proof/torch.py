@@ -189,7 +189,7 @@ def alignment_weights(model: PreTrainedModel, info: ExportInfo, case: Reference)
 
 def search(model: PreTrainedModel, reference: Reference, **options: Any) -> Arrays:
     """Return what transformers generates from the inputs of `reference`, as `outcome.searches`
-    does: `greedy` (B, T), or with `num_beams` the `beams` (B, T) and `beam_scores` (B,)."""
+    does: `greedy` (B, T), or with `num_beams` the `beam_scores` (B,)."""
     inputs, start = reference.inputs, reference.start
     # the runtime applies the settings of the model outside of graphs
     first = None if start is None else int(start[0, 0])
@@ -204,14 +204,13 @@ def search(model: PreTrainedModel, reference: Reference, **options: Any) -> Arra
         )
     finally:
         model.generation_config = settings
+    if "num_beams" in options:
+        return {"beam_scores": result.sequences_scores.numpy()}
     prompt = inputs["input_ids"].shape[1] if start is None else 1
     tokens = result.sequences[:, prompt:].numpy()
     missing = reference.options["max_new_tokens"] - tokens.shape[1]  # if all rows ended before
     fill = reference.generation_options.fill_token_id
-    tokens = np.pad(tokens, ((0, 0), (0, missing)), constant_values=fill)
-    if "num_beams" not in options:
-        return {"greedy": tokens}
-    return {"beams": tokens, "beam_scores": result.sequences_scores.numpy()}
+    return {"greedy": np.pad(tokens, ((0, 0), (0, missing)), constant_values=fill)}
 
 
 def long_length(config: PretrainedConfig) -> int:

@@ -78,7 +78,7 @@ def check_texts_or_pairs(texts: object) -> list[str | Pair]:
     """
     items = with_names(check_list(texts, "strings or pairs"))
     return [
-        check_string(text, name) if isinstance(text, str) else parse_pair(text, name)
+        (parse_pair if isinstance(text, list | tuple | dict) else check_string)(text, name)
         for text, name in items
     ]
 

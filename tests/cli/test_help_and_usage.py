@@ -15,11 +15,12 @@ from command_line import COMMAND, main, read_error
 from messages import check_message
 
 from vanilla_transformer import conversion
-from vanilla_transformer_export import Options
+from vanilla_transformer_export import Options, export
 from vanilla_transformer_export.arguments import get_output, key_value
 from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.cli.main import VERBS
 from vanilla_transformer_export.cli.verbs import generation_options
+from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.targets.registry import targets
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +34,7 @@ def test_help_fits_80_columns_and_imports_no_heavy_packages():
     code = f"""
 import sys
 from vanilla_transformer_export.cli.main import VERBS, main
+from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.targets.registry import targets
 for words in ([], *([verb] for verb in {[*VERBS]}), ["export"]):
     try:
@@ -180,7 +182,8 @@ def test_usage_error_exits_with_2_and_a_reason(arguments, seen, expected, capsys
         (["train", "trec", "--ouput", "a"], "--ouput", "--output"),
         (["generate", "a", "--num-baems=2"], "--num-baems", "--num-beams"),
         (["export", "a", "b", "--target", "cpuu"], "cpuu", "cpu"),
-        (["export", "a", "b", "--dtype", "fp32,int9"], "int9", ("fp32", "int8")),
+        (["export", "a", "b", "--dtype", "fp32,int9"], "int9", ("fp32", "did you mean 'int8'?")),
+        (["export", "a", "b", "--target", "cpu", "--dtype", "in4"], ("cpu", "in4"), "'int4'?"),
         (["convert", "a", "b", "--to", "gpt-2"], "gpt-2", "gpt2"),
         (["generate", "a", "--device", "cdua"], "cdua", "cuda"),
         (["attention", "a", "b", "--output", "c", "--kind", "cros"], "cros", "cross"),
@@ -199,6 +202,15 @@ def test_misspelled_name_is_usage_error_with_suggestion(
     assert (caught.value.code, message.count("\n")) == (2, 1)
     check_message(message, seen=seen, expected=expected)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("options", [{"target": "cpuu"}, {"target": "cpu", "dtype": "int9"}])
+def test_flags_of_export_and_options_of_python_have_the_same_errors(options, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["export", "a", str(tmp_path / "b"), *(f"--{k}={v}" for k, v in options.items())])
+    with pytest.raises(UsageError) as caught:
+        export("a", tmp_path / "b", **options)
+    assert capsys.readouterr().err == f"vanilla-transformer: {caught.value}\n"
 
 
 @pytest.mark.parametrize(

@@ -62,12 +62,18 @@ def test_full_disk_error_is_one_line(tmp_path, monkeypatch, error):
     assert list(tmp_path.iterdir()) == []
 
 
+def forbidden(path):
+    """Raise the error of a file that the user may not open; a superuser may open all."""
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+
 @pytest.mark.parametrize(
     "place, opened, reason",
     [
         ("none", open, "No such file or directory"),
         ("", open, "Is a directory"),
         ("file", os.listdir, "Not a directory"),
+        ("secret", forbidden, "Permission denied"),
     ],
 )
 def test_path_error_is_one_line_with_path_and_reason(tmp_path, monkeypatch, place, opened, reason):
@@ -75,6 +81,7 @@ def test_path_error_is_one_line_with_path_and_reason(tmp_path, monkeypatch, plac
     monkeypatch.setattr(averaging, "average_weights", lambda *_: opened(tmp_path / place))
     message = read_error("average", "one", "--output", tmp_path / "out")
     check_message(message, seen=(tmp_path / place, reason))
+    assert ", expected " in message and "[Errno" not in message
 
 
 def test_error_of_file_descriptor_is_one_line_with_number_and_reason():

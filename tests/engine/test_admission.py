@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import pytest
 from messages import raises
 from opened_engines import open_client
 from targets import SIZES
@@ -62,6 +63,13 @@ def test_slots_that_exceed_memory_raise_usage_error(exported_for, monkeypatch):
     monkeypatch.setattr(SlotRows, "stacked", full)
     with raises(UsageError, seen=(8, 30, "MB")):
         open_client(exported_for(DECODER, "cpu")[1], slots=8, max_length=30)
+
+
+@pytest.mark.parametrize("limit", ["slots", "max_source", "max_length"])
+def test_slots_that_no_machine_can_address_raise_the_same_error(exported_for, limit):
+    limits = {"slots": 8, limit: 2**62}
+    with raises(UsageError, seen=("no memory", 2**62, "MB"), expected="fewer slots"):
+        open_client(exported_for(SEQ2SEQ, "cpu")[1], **limits)
 
 
 def test_options_and_tokens_are_validated_despite_cached_options(exported_for):

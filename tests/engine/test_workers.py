@@ -1,6 +1,7 @@
 """Tests of offline inference of many rows in workers, against transformers."""
 
 import json
+import signal
 import threading
 import time
 
@@ -189,6 +190,31 @@ def test_onnxruntime_error_in_worker_names_graph_and_no_thread_remains(exported_
     with raises(SessionError, seen=("onnxruntime", "model.onnx", "no memory")):
         runtime.generate(*inputs(DECODER))
     assert threading.active_count() == before
+
+
+def test_interrupted_call_ends_its_threads_before_it_raises(exported_for, monkeypatch):
+    runtime = Runtime(exported_for(DECODER, "cpu")[1], threads=2)
+    main, step, steps = threading.main_thread().ident, GenerationBatch.step, []
+
+    def step_slowly(batch):
+        if threading.current_thread() is not threading.main_thread() and not steps:
+            steps.append("begun")
+            time.sleep(0.2)  # until the caller waits
+            signal.pthread_kill(main, signal.SIGINT)
+            time.sleep(0.5)
+            steps.append("ended")
+        return step(batch)
+
+    monkeypatch.setattr(GenerationBatch, "step", step_slowly)
+    threads, before = threading.active_count(), signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            runtime.generate(*inputs(DECODER))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert steps == ["begun", "ended"]
+    assert threading.active_count() == threads
 
 
 def test_invalid_number_of_workers_raises_usage_error(exported_for):

@@ -16,6 +16,7 @@ from onnx import numpy_helper
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from transformers.utils import logging
 
 from vanilla_transformer import (
     VanillaDecoderConfig,
@@ -406,3 +407,12 @@ def test_decoder_with_cross_attention_is_rejected(tmp_path):
         VanillaDecoderConfig(**small, add_cross_attention=True)
     ).save_pretrained(tmp_path / "checkpoint")
     assert_rejected(tmp_path / "checkpoint", tmp_path, ValueError, "add_cross_attention=True")
+
+
+def test_export_shows_no_progress_bar_of_transformers(exported, tmp_path, capsys):
+    checkpoint = exported("causal").checkpoint
+    logging.enable_progress_bar()
+    capsys.readouterr()
+    export(checkpoint, tmp_path / "out", cases=1)
+    assert capsys.readouterr().err == ""
+    assert logging.is_progress_bar_enabled()

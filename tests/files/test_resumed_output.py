@@ -13,6 +13,8 @@ from messages import raises
 from shards import BEAMS, SAMPLING, Stopped, names, runner, some_lines, stop_after, write
 
 from vanilla_transformer_export import TextRuntime
+from vanilla_transformer_export.files import run
+from vanilla_transformer_export.files.formats import Lines
 
 COMMAND = [sys.executable, "-m", "vanilla_transformer_export", "generate"]
 
@@ -46,6 +48,49 @@ def test_interrupted_runs_resume_to_same_result(runtime, tmp_path, options):
             patch.setattr("warnings.warn", lambda *args, **settings: None)
             job.to_file(source, out)
         assert out.read_bytes() == complete and names(tmp_path) == ["in", "out"]
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_interrupted_command_says_where_it_resumes_if_a_shard_is_finished(
+    export, tmp_path, monkeypatch, capsys, count
+):
+    source, out = write(tmp_path / "in", ["w5", "w6"]), tmp_path / "out"
+    compute, calls = run.compute, []
+
+    def compute_or_interrupt(*args):
+        calls.append(args)
+        if len(calls) > count:
+            raise KeyboardInterrupt
+        return compute(*args)
+
+    monkeypatch.setattr(run, "compute", compute_or_interrupt)
+    command = ["generate", str(export), "--input", str(source), "--output", str(out)]
+    with pytest.raises(SystemExit) as end:
+        main([*command, "--shard-lines", "1", "--max-new-tokens", "2"])
+    assert end.value.code == 130
+    message = capsys.readouterr().err.splitlines()[-1]
+    kept = f"; the finished shards stay in {partial_path(out)}, and the same command resumes there"
+    assert message == f"vanilla-transformer: interrupted{kept * count}"
+    assert partial_path(out).exists() == bool(count)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "full")], ids=repr)
+def test_run_that_stops_while_its_first_shard_is_written_leaves_nothing_and_runs_again(
+    runtime, tmp_path, monkeypatch, error
+):
+    source, out = write(tmp_path / "in", ["w5 w6", "w7"]), tmp_path / "out"
+
+    def fail(*_):
+        assert (partial_path(out) / "out.parts").is_dir()
+        raise error
+
+    with monkeypatch.context() as patch, pytest.raises(type(error)):
+        patch.setattr(Lines, "write", fail)
+        runner(runtime).to_file(source, out)
+    assert names(tmp_path) == ["in"]
+    runner(runtime).to_file(source, out)
+    assert out.read_text().splitlines() == runtime.generate(["w5 w6", "w7"], **BEAMS)
+    assert names(tmp_path) == ["in", "out"]
 
 
 def test_killed_command_resumes_to_same_result(export, tmp_path):

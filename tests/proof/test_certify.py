@@ -17,7 +17,7 @@ from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.inference.session import SessionChanges
 from vanilla_transformer_export.proof import checks
 from vanilla_transformer_export.proof.certify import certify
-from vanilla_transformer_export.proof.checks import compare_manifests
+from vanilla_transformer_export.proof.checks import Subject, compare_manifests
 from vanilla_transformer_export.proof.compare import TOLERANCES, Report
 from vanilla_transformer_export.proof.kernels import count_copies, describe_kernels
 from vanilla_transformer_export.proof.reference import FILE, Reference, sample
@@ -330,6 +330,17 @@ def test_reference_file_is_small_and_reproducible(exported, tmp_path):
     export(exported("seq2seq").checkpoint, tmp_path / "out", cases=1)
     content = (directory / FILE).read_bytes()
     assert content == (tmp_path / "out" / FILE).read_bytes() and len(content) < 50_000
+
+
+def test_reference_has_scores_of_beams_and_older_ones_with_tokens_are_read(exported, tmp_path):
+    directory = exported("causal").directory
+    with np.load(directory / FILE) as file:
+        arrays = dict(file)
+    assert "torch/beam_scores" in arrays and "torch/beams" not in arrays
+    np.savez(tmp_path / FILE, **arrays, **{"torch/beams": arrays["torch/greedy"]})
+    subject = Subject(Runtime(directory), Reference.read(tmp_path), TOLERANCES["fp32"])
+    comparison = subject.checks["beam search"]()
+    assert comparison.ok and comparison.seen.startswith("largest error")
 
 
 def test_reference_row_has_no_padding(exported):

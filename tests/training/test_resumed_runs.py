@@ -17,11 +17,12 @@ from training_runs import SMALL, STEPS, are_equal, history, make_recipe, weights
 from transformers import TrainerCallback
 
 from vanilla_transformer.errors import UsageError
-from vanilla_transformer.training import trainer
+from vanilla_transformer.training import run, trainer
 from vanilla_transformer.training.dry_run import dry_run
 from vanilla_transformer.training.prepare import prepare
 from vanilla_transformer.training.recipe import Recipe
 from vanilla_transformer.training.run import train
+from vanilla_transformer_export.cli.main import main
 
 ENCODER = dict(hidden_size=32, intermediate_size=64, num_attention_heads=4, num_hidden_layers=1)
 
@@ -227,3 +228,28 @@ def test_killed_run_resumes_to_same_weights(short, corpus, tmp_path):
     if not (tmp_path / "model").exists():
         train(recipe, tmp_path / "model")
     assert are_equal(weights(tmp_path / "model"), weights(short[0]))
+
+
+@pytest.mark.parametrize("restart", [[], ["--restart"]], ids=["", "restart"])
+def test_interrupted_command_says_how_it_resumes_from_a_complete_checkpoint(
+    tmp_path, monkeypatch, capsys, restart
+):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "train", interrupted)
+    command, state = ["train", "trec", "--output", str(tmp_path / "out")], tmp_path / "out-run"
+    for updates, content in ((3, None), (7, "{}"), (5, '{"model.safetensors": "hash"}')):
+        (state / f"checkpoint-{updates}").mkdir(parents=True)
+        if content is not None:
+            (state / f"checkpoint-{updates}" / "files.json").write_text(content)
+        with pytest.raises(SystemExit) as end:
+            main(command + restart)
+        assert end.value.code == 130
+        *before, message = capsys.readouterr().err.splitlines()
+        if updates != 5:
+            assert message == "vanilla-transformer: interrupted" and before == []
+    without = " without --restart" if restart else ""
+    resumes = f"the same command{without} resumes the run in {state}, after 5 updates"
+    assert message == f"vanilla-transformer: interrupted; {resumes}"
+    assert before == ([] if restart else [f"Resuming the run in {state}, after 5 updates"])

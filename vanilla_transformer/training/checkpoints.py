@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from ..checkpoint_files import for_every_version
 from ..errors import UsageError
-from ..files import read_object, sha256
+from ..files import CHECKPOINT_FILES, read_object, sha256
 from ..outputs import keep, replace_text
 from .data import split_files
 from .names import flat
@@ -27,7 +27,6 @@ from .values import SPLITS
 logger = logging.get_logger(__name__)
 
 RUN = "run.json"  # in the state directory: recipe and text hashes of the run
-FILES = "files.json"  # in each checkpoint, written last: hashes of its files
 # keys of a recipe that do not change the resulting weights
 NEUTRAL = re.compile(
     r"save_dtype|(generation|evaluation)\..*|data\.(directory|test)|text\.test"
@@ -60,7 +59,7 @@ class CompleteCheckpoints(TrainerCallback):
         if control.should_save and args.should_save:
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             checkpoint.mkdir(parents=True, exist_ok=True)
-            replace_text(checkpoint / FILES, "{}")
+            replace_text(checkpoint / CHECKPOINT_FILES, "{}")
 
     on_epoch_end = on_step_end
 
@@ -72,7 +71,7 @@ class CompleteCheckpoints(TrainerCallback):
             run = Path(args.output_dir)
             checkpoint = run / f"checkpoint-{state.global_step}"
             for_every_version(checkpoint)
-            replace_text(checkpoint / FILES, json.dumps(hashes(checkpoint)))
+            replace_text(checkpoint / CHECKPOINT_FILES, json.dumps(hashes(checkpoint)))
             best = Path(state.best_model_checkpoint or checkpoint)
             others = [
                 path
@@ -89,7 +88,7 @@ def remove(checkpoint: Path) -> None:
 
     The user's files in the same directory stay.
     """
-    for name in (*read_hashes(checkpoint), FILES):
+    for name in (*read_hashes(checkpoint), CHECKPOINT_FILES):
         (checkpoint / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         checkpoint.rmdir()
@@ -113,7 +112,7 @@ def hashes(checkpoint: Path) -> dict[str, str]:
     return {
         file.name: sha256(file)
         for file in sorted(checkpoint.iterdir())
-        if file.is_file() and file.name != FILES
+        if file.is_file() and file.name != CHECKPOINT_FILES
     }
 
 
@@ -130,14 +129,14 @@ def marked_checkpoints(state: Path) -> list[Path]:
 
     Averages and other directories of the user are not among them.
     """
-    marked = (path for path in numbered_checkpoints(state) if (path / FILES).is_file())
+    marked = (path for path in numbered_checkpoints(state) if (path / CHECKPOINT_FILES).is_file())
     return sorted(marked, key=lambda path: int(path.name.removeprefix("checkpoint-")))
 
 
 def read_hashes(checkpoint: Path) -> dict[str, str]:
     """Return {file name: sha256} as recorded in a checkpoint; empty if it was cut short or its
     record damaged."""
-    noted = read_object(checkpoint / FILES)
+    noted = read_object(checkpoint / CHECKPOINT_FILES)
     return noted if all(Path(name).name == name for name in noted) else {}
 
 
@@ -178,7 +177,8 @@ def complete_checkpoints(state: Path) -> Iterator[Path]:
             yield checkpoint
         else:
             logger.warning_once(
-                f"{checkpoint} is damaged, its files do not match its {FILES}: it is skipped"
+                f"{checkpoint} is damaged, its files do not match its {CHECKPOINT_FILES}: it is "
+                "skipped"
             )
 
 

@@ -153,6 +153,17 @@ def test_symlink_is_kept_and_its_target_is_replaced(folder):
     assert_rejected(FileNotFoundError, ("nowhere", folder / "missing"), folder / "nowhere")
 
 
+def test_directory_without_permission_to_write_raises_before_the_block(folder, monkeypatch):
+    (folder / "out").mkdir()
+    access = os.access
+    monkeypatch.setattr(  # a superuser may write to all
+        os, "access", lambda path, mode: Path(path).name != "out" and access(path, mode)
+    )
+    with raises(PermissionError, seen=folder / "out"), new_directory(folder / "out"):
+        raise AssertionError("the block has begun")
+    assert os.listdir(folder) == ["out"]
+
+
 def test_empty_directory_is_used(folder):
     (folder / "out").mkdir()
     save(folder / "out", {"file": "new"})

@@ -15,7 +15,7 @@ from vanilla_transformer_export.text.text_model import plain_row
     [
         ("a man", "a man", ()),
         ([], (), ()),
-        ([5], (0, 1, 5), ()),
+        ([5], (0, 1, 5), "a string"),
         ([("a", "b", "c")], (0, 1, "a", "b", "c"), ()),
         ([("a", 5)], (0, 1, 5), ()),
         ([{"text": "a", "pair": "b"}], (0, 1, "text", "pair"), ("text", "text_pair")),
