@@ -64,8 +64,9 @@ def plan_variant(
 def plan_copy(
     source: Source, copy: TemporaryDirectory, make_plan: Callable[[Source], ConversionPlan]
 ) -> ConversionPlan:
-    """Return `make_plan` of the files in `copy`, a copy of those of `source`. The plan keeps the copy
-    alive.
+    """Return `make_plan` of the files in `copy`, a copy of those of `source`.
+
+    The plan keeps the copy alive.
 
     Errors name the directory of `source` in place of the copy.
     """
