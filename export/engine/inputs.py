@@ -267,25 +267,24 @@ def check_sequences(info: ExportInfo, feeds: dict[str, np.ndarray]) -> None:
 
 
 def check_row(
-    info: ExportInfo, ids: Sequence[int], prefix: Sequence[int], options: Options
+    info: ExportInfo, ids: Sequence[int], options: Options
 ) -> tuple[Options, Sequence[int], Sequence[int] | None]:
     """Check one row of tokens without padding and return its options, prompt and source.
 
-    The source of a seq2seq model is `ids`, and its prompt the start token with `prefix`. Another
-    model has the prompt `ids` and no source. `options` are those of the call.
+    The source of a seq2seq model is `ids`, and its prompt the start token. Another model has the
+    prompt `ids` and no source. `options` are those of the call.
 
     Raises:
         UsageError: for a prompt that reaches `max_length`.
-        ValueError: for no tokens, tokens that the model does not have, a `prefix` that it does not
-            read, and more tokens than it has learned positions.
+        ValueError: for no tokens, tokens that the model does not have, and more tokens than it has
+            learned positions.
     """
     check_tokens(info, ids)
     if "encoder" not in info.specs:
-        check_no_prefix(info, prefix or None)
         return fit_positions(info, options, len(ids), len(ids)), ids, None
     if position_limit(info.config) is not None:
         check_row_positions(ids, info.config)
-    [start] = start_tokens(info, 1, np.array([prefix]) if prefix else None, options).tolist()
+    [start] = start_tokens(info, 1, None, options).tolist()
     return fit_positions(info, options, len(start), len(start)), start, ids
 
 
@@ -328,7 +327,10 @@ def generation_inputs(
         final = fit_positions(info, checked, starts.shape[1], starts.shape[1])
         rows = seq2seq_rows(ids, mask, starts, final.pad_token_id or 0)
     else:
-        check_no_prefix(info, decoder_input_ids)
+        if decoder_input_ids is not None:
+            raise ValueError(
+                f"{info.architecture} takes no decoder_input_ids: its prompt is input_ids"
+            )
         check_contiguous(mask, "attention_mask")
         final = fit_positions(info, checked, ids.shape[1], int(mask.sum(axis=1).max()))
         rows = [
@@ -395,12 +397,6 @@ def check_tokens(info: ExportInfo, ids: Sequence[int]) -> None:
     """Raise ValueError for no tokens, and for one outside the vocabulary, as `prompts` does."""
     if not ids or min(ids) < 0 or max(ids) >= info.config["vocab_size"]:
         prompts(info, np.array([ids], np.int64), np.ones((1, len(ids)), np.int64), Options())
-
-
-def check_no_prefix(info: ExportInfo, decoder_input_ids: Any) -> None:
-    """Raise ValueError unless `decoder_input_ids` are None, for a model without an encoder."""
-    if decoder_input_ids is not None:
-        raise ValueError(f"{info.architecture} takes no decoder_input_ids: its prompt is input_ids")
 
 
 def start_tokens(

@@ -262,7 +262,6 @@ class Admission:
         self,
         input_ids: Sequence[int],
         options: dict[str, Any] | Options,
-        prefix: Sequence[int] = (),
         top_logprobs: int | None = None,
         scores_prompt: bool = False,
         place: Sequence[int] = (),
@@ -272,7 +271,6 @@ class Admission:
         Args:
             input_ids: the source of a seq2seq model, or a prompt.
             options: options of `Runtime.generate` by name, or the checked ones of the call.
-            prefix: tokens that the target of a seq2seq model begins with, empty for other models.
             top_logprobs: the number of best tokens reported with their log probabilities at each
                 position, `None` for no log probabilities.
             scores_prompt: True to report the log probabilities of the prompt's tokens too.
@@ -287,7 +285,7 @@ class Admission:
         """
         self.check_lengths(len(input_ids))
         checked = check_options(self.info, options)
-        resolved, prompt, source = check_row(self.info, input_ids, prefix, checked)
+        resolved, prompt, source = check_row(self.info, input_ids, checked)
         if top_logprobs is not None and resolved.num_beams > 1:
             raise UsageError(
                 f"logprobs do not go with num_beams={resolved.num_beams}, expected num_beams=1",

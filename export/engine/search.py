@@ -46,7 +46,7 @@ class StepLogits:
         self.values = values
         self.places = places
         self.threads = threads
-        self.likeliest: np.ndarray | None = None
+        self.greedy: np.ndarray | None = None
         self.top = None if tokens is None else (values, tokens)
 
     def of(self, rows: slice) -> np.ndarray:
@@ -55,9 +55,9 @@ class StepLogits:
 
     def most_likely(self, rows: slice) -> np.ndarray:
         """Return the `greedy_tokens` of `rows`, (R,)."""
-        if self.likeliest is None:
-            self.likeliest = greedy_tokens(self.values)
-        return self.likeliest[rows if self.places is None else self.places[rows]]
+        if self.greedy is None:
+            self.greedy = greedy_tokens(self.values)
+        return self.greedy[rows if self.places is None else self.places[rows]]
 
     def best(self, rows: slice, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Return log p and numbers of the `count` best tokens of `rows`, both (R, count)."""

@@ -151,7 +151,7 @@ def write_compared(
     while True:
         write_graphs(graphs, directory)
         try:
-            return graphs, describe(checkpoint, graphs, directory, options)
+            return graphs, complete_export(checkpoint, graphs, directory, options)
         except DiffersFromTorch as error:
             before, dtype = graphs.dtypes[0], next(wider, None)
             if dtype is None:
@@ -221,7 +221,7 @@ def write_one_graph(
     graphs = plan_graphs(checkpoint, options)
     with tempfile.TemporaryDirectory() as parts:
         write_graphs(graphs, Path(parts))
-        describe(checkpoint, graphs, Path(parts), options)
+        complete_export(checkpoint, graphs, Path(parts), options)
         write_generator_card(directory, checkpoint, graphs, mode)
         return graphs, *write_generator(Path(parts), directory, mode, options.cases)
 
@@ -252,7 +252,7 @@ def check_whole_sequences(checkpoint: Checkpoint) -> None:
 # ------------------------------------------------------------------------------------ the manifest
 
 
-def describe(
+def complete_export(
     checkpoint: Checkpoint, graphs: Graphs, directory: Path, options: ExportOptions
 ) -> dict[str, Any]:
     """Write the other files beside the graphs in `directory`, also the manifest, and return it. The

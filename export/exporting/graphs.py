@@ -91,7 +91,7 @@ def write_graphs(graphs: Graphs, directory: Path) -> None:
         shared = files / (SHARED_WEIGHTS if target.shares_weights else SCRATCH)
         store = WeightStore(graphs.weights, DTYPES[graphs.activations], shared)
         for role, spec in specs.items():
-            model = write_graph(graphs, store, target.graphs(dtype), role, spec)
+            model = make_graph(graphs, store, target.graphs(dtype), role, spec)
             if target.is_standard:
                 check_standard(model)
             if target.shares_weights:
@@ -102,7 +102,7 @@ def write_graphs(graphs: Graphs, directory: Path) -> None:
             shared.unlink()
 
 
-def write_graph(
+def make_graph(
     graphs: Graphs, store: WeightStore, target: TargetGraphs, role: str, spec: GraphSpec
 ) -> ir.Model:
     """Return the graph of `role` with the inputs and outputs of `spec`. `store` keeps weights that

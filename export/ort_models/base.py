@@ -20,7 +20,7 @@ from ..exporting.repository_files import MARIAN_NAMES
 from ..heads import HEADS, Task, has_task
 from ..inference.options import PROMPT_LOOKUP
 from . import opening
-from .encoder_graph import DEFAULT_NAME, EncoderGraph
+from .encoder_graph import DEFAULT_NAME, ForeignEncoder
 from .saving import read_json, save
 
 logger = logging.get_logger(__name__)
@@ -34,7 +34,7 @@ class ORTModel(PushToHubMixin):
     """An export with the methods of a transformers model and the arguments of optimum-onnx.
 
     Args:
-        runtime: a `Runtime` of an export, or an `EncoderGraph`.
+        runtime: a `Runtime` of an export, or an `ForeignEncoder`.
         config: config of the model, by default that of the export.
 
     Raises:
@@ -86,7 +86,7 @@ class ORTModel(PushToHubMixin):
 
     def _check_class(self) -> None:
         """Raise ValueError if the export or the graph has no outputs for this class."""
-        if isinstance(self.runtime, EncoderGraph):
+        if isinstance(self.runtime, ForeignEncoder):
             actual, expected = self.runtime.output_names, [*self.output_class.__dataclass_fields__]
         else:
             actual = [self.runtime.architecture]

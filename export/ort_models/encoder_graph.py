@@ -25,7 +25,7 @@ TOKEN_AXES = {2: ("batch_size", "length"), 3: ("batch_size", "num_choices", "len
 DEFAULT_NAME = "model.onnx"
 
 
-class EncoderGraph:
+class ForeignEncoder:
     """The graph in the file `path`, with the attributes and methods of a `Runtime` that models use.
 
     `config` is the content of config.json, which is in `directory`. `device` is `"cpu"`, the

@@ -21,7 +21,7 @@ from ..errors import UsageError
 from ..exporting.export import export
 from ..inference.export_info import MANIFEST
 from ..runtime import Runtime
-from .encoder_graph import DEVICES, EncoderGraph, find_graph
+from .encoder_graph import DEVICES, ForeignEncoder, find_graph
 from .saving import COMPANION_FILES, companion_files, copy_files, read_json
 
 logger = logging.get_logger(__name__)
@@ -182,7 +182,7 @@ def find_runtime(
         raise ValueError(f"{folder} has {names} of another exporter, expected {expected}")
     path = find_graph(folder, file_name)
     config = config or resolve_config(directory, options)
-    return partial(EncoderGraph, directory, path, config.to_dict()), config
+    return partial(ForeignEncoder, directory, path, config.to_dict()), config
 
 
 def resolve_config(config: Any, options: Mapping[str, Any]) -> PreTrainedConfig:

@@ -16,7 +16,6 @@ import vanilla_transformer
 from vanilla_transformer import conversion
 from vanilla_transformer.conversion import FAMILIES, Family, convert
 from vanilla_transformer.conversion.converter import get_converter
-from vanilla_transformer.conversion.registry import table_rows
 
 ROOT = Path(__file__).parents[2]
 REGISTRY = Path(conversion.__file__).with_name("registry.py")
@@ -95,6 +94,23 @@ def test_registry_file_loads_without_torch():
     ).stdout.split()
     assert not {"torch", "transformers", "vanilla_transformer"} & set(loaded)
     assert runpy.run_path(str(REGISTRY))["FAMILIES"] == FAMILIES
+
+
+def table_rows():
+    """The rows "converts from" and "converts to" of docs/convert.md, with a cell of family names
+    for each variant."""
+    rows = {"from": FAMILIES.values(), "to": [f for f in FAMILIES.values() if f.converts_back]}
+    return [
+        f"| converts {way} | {' | '.join(names_by_variant(families))} |"
+        for way, families in rows.items()
+    ]
+
+
+def names_by_variant(families):
+    return [
+        ", ".join(family.name for family in families if family.variant == variant)
+        for variant in ("encoder", "decoder", "seq2seq", "vision")
+    ]
 
 
 def test_family_tables_in_docs_match_registry():

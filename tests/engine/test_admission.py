@@ -96,12 +96,12 @@ def test_options_and_tokens_are_validated_despite_cached_options(exported_for):
 
 def test_admitted_job_matches_a_call_of_generate(exported_for):
     client = open_client(exported_for(SEQ2SEQ, "cpu")[1], slots=8)
-    job = client.admission.admit([5, 6, 7], dict(max_new_tokens=MAX_NEW_TOKENS), prefix=[8])
+    job = client.admission.admit([5, 6, 7], dict(max_new_tokens=MAX_NEW_TOKENS))
     [row] = generation_inputs(
         client.admission.info,
         np.array([[5, 6, 7]]),
         np.ones((1, 3), int),
-        np.array([[8]]),
+        None,
         dict(max_new_tokens=MAX_NEW_TOKENS),
     )
     assert isinstance(job.options, Options)

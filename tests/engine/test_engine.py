@@ -32,12 +32,17 @@ def inputs(name, count=10, seed=0):
     ]
 
 
-def admit_jobs(client, name, options=OPTIONS, **others):
+def admit_jobs(client, name, options=OPTIONS):
     return [
-        client.admission.admit(ids, {"max_new_tokens": MAX_NEW_TOKENS, **each}, prefix, **others)
+        with_prefix(client.admission.admit(ids, {"max_new_tokens": MAX_NEW_TOKENS, **each}), prefix)
         for ids, prefix in inputs(name)
         for each in options
     ]
+
+
+def with_prefix(job, prefix):
+    """Return `job` with a decoder prompt that goes on with the tokens `prefix`."""
+    return dataclasses.replace(job, prompt=[*job.prompt, *prefix])
 
 
 @pytest.mark.parametrize(

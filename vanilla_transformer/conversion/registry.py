@@ -2,8 +2,6 @@
 
 from typing import NamedTuple
 
-VARIANTS = ("encoder", "decoder", "seq2seq", "vision")
-
 
 class Family(NamedTuple):
     """A family of checkpoints.
@@ -64,23 +62,3 @@ REGISTERED = (
 FAMILIES = {family.model_type: family for family in REGISTERED}
 # model type on the Hub: how its classes begin there, and in transformers
 ALIASES = {"new": ("New", "Gte")}
-
-
-def table_rows() -> list[str]:
-    """Return two rows of a Markdown table, "converts from" and "converts to", those of
-    docs/convert.md.
-
-    Each has a cell of family names for encoder, decoder, seq2seq and vision.
-    """
-    variants = [
-        [family for family in REGISTERED if family.variant == variant] for variant in VARIANTS
-    ]
-    sources = [", ".join(family.name for family in families) for families in variants]
-    results = [
-        ", ".join(family.name for family in families if family.converts_back)
-        for families in variants
-    ]
-    return [
-        f"| converts from | {' | '.join(sources)} |",
-        f"| converts to | {' | '.join(results)} |",
-    ]

@@ -161,19 +161,19 @@ class Completion:
         )
         return INSPECTION_COST * tokens if self.inspects_tokens else tokens
 
-    async def chunks(self, scheduler: Client) -> AsyncGenerator[Chunk, None]:
+    async def chunks(self, client: Client) -> AsyncGenerator[Chunk, None]:
         """Yield the parts of the answers as they are generated. Generation stops once all answers
         have ended, such as at stop texts.
 
-        Raises RequestError before the first part if `scheduler` rejects the request. If
+        Raises RequestError before the first part if `client` rejects the request. If
         `is_buffered`, each answer is one part.
         """
         if self.is_buffered:
-            [generated] = await scheduler.generate([self.input])
+            [generated] = await client.generate([self.input])
             for chunk in await call_off_loop(self.size(generated), self.full_choices, generated):
                 yield chunk
             return
-        async with aclosing(scheduler.stream(self.input)) as events:
+        async with aclosing(client.stream(self.input)) as events:
             has_started = False
             async for event in events:
                 if not has_started:  # before the first event the request may be rejected

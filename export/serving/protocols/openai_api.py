@@ -195,7 +195,7 @@ def count_usage(completions: Sequence[Completion]) -> dict[str, int]:
 
 
 async def full_response(
-    scheduler: Client, completions: Sequence[Completion], about: JsonObject
+    client: Client, completions: Sequence[Completion], about: JsonObject
 ) -> bytes:
     """Return the response as JSON, with the answer to each of `completions`. `about` are its fields
     besides choices and usage.
@@ -203,9 +203,9 @@ async def full_response(
     With stop texts the tokens are streamed, so that generation ends there.
     """
     if completions[0].stops and not completions[0].is_buffered:
-        chunks = [chunk async for chunk in parts(scheduler, completions)]
+        chunks = [chunk async for chunk in parts(client, completions)]
         return render(about, completions, join_chunks(chunks))
-    results = await scheduler.generate([completion.input for completion in completions])
+    results = await client.generate([completion.input for completion in completions])
     pairs = [*zip(completions, results, strict=True)]
 
     def render_results() -> bytes:
@@ -220,16 +220,14 @@ def render(about: JsonObject, completions: Sequence[Completion], choices: list[C
     return to_json({**about, "choices": choices, "usage": count_usage(completions)})
 
 
-async def parts(
-    scheduler: Client, completions: Sequence[Completion]
-) -> AsyncGenerator[Chunk, None]:
+async def parts(client: Client, completions: Sequence[Completion]) -> AsyncGenerator[Chunk, None]:
     """Yield the parts of all completions in the order of their arrival.
 
     The first error of a completion is raised and stops the others. Closing the iterator stops the
     generation.
     """
     if len(completions) == 1:
-        async with aclosing(completions[0].chunks(scheduler)) as chunks:
+        async with aclosing(completions[0].chunks(client)) as chunks:
             async for chunk in chunks:
                 yield chunk
         return
@@ -237,7 +235,7 @@ async def parts(
 
     async def forward(completion: Completion) -> None:
         try:
-            async with aclosing(completion.chunks(scheduler)) as chunks:
+            async with aclosing(completion.chunks(client)) as chunks:
                 async for chunk in chunks:
                     queue.put_nowait(chunk)
             queue.put_nowait(None)
