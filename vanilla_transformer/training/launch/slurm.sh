@@ -12,4 +12,4 @@ set -euo pipefail
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun torchrun --nnodes "$SLURM_JOB_NUM_NODES" --nproc-per-node "${PROCESSES:-gpu}" \
     --rdzv-backend c10d --rdzv-endpoint "$first:${PORT:-29500}" --rdzv-id "$SLURM_JOB_ID" \
-    -m vanilla_transformer_export.cli.main train "$@"
+    -m vanilla_transformer_export train "$@"
