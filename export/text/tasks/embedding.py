@@ -201,10 +201,10 @@ def similarity(runtime: TextModel, first: np.ndarray, second: np.ndarray, /) -> 
     `"manhattan"`. Euclidean and Manhattan distances are negated. An array (E,) is one vector.
 
     Raises:
-        ValueError: if the arrays have more than two axes or differ in E.
+        ValueError: if they are no numbers, have more than two axes or differ in E.
     """
     name = runtime.info.sentence_settings.similarity_fn_name or "cosine"
-    one, other = (np.atleast_2d(np.asarray(vectors, np.float32)) for vectors in (first, second))
+    one, other = map(as_vectors, (first, second))
     if one.ndim != 2 or other.ndim != 2 or one.shape[1] != other.shape[1]:
         raise ValueError(
             f"the vectors have shapes {one.shape} and {other.shape}, expected (A, E) and (B, E)"
@@ -215,6 +215,17 @@ def similarity(runtime: TextModel, first: np.ndarray, second: np.ndarray, /) -> 
         return one @ other.T
     order = 2 if name == "euclidean" else 1
     return -np.stack([np.linalg.norm(row - other, ord=order, axis=1) for row in one])
+
+
+def as_vectors(values: Any) -> np.ndarray:
+    """Return `values` (A, E) or (E,) as an array (A, E), float32. Raises ValueError if they are no
+    numbers."""
+    try:
+        return np.atleast_2d(np.asarray(values, np.float32))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"the vectors are {reprlib.repr(values)}, expected numbers, as `embed` returns them"
+        ) from None
 
 
 # ------------------------------------------------------------------------------------ the precision

@@ -333,3 +333,5 @@ def test_unknown_prompts_and_unsupported_modules_raise(make_embedder, monkeypatc
             runtime.embed(["a"])
     with raises(ValueError, seen=(1, 2, 3)):
         runtime.similarity(np.zeros(2), np.zeros(3))
+    with raises(ValueError, seen="'a text'", expected="embed"):
+        runtime.similarity("a text", np.zeros(3))
