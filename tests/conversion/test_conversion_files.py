@@ -323,3 +323,13 @@ def test_converted_checkpoint_has_code_and_auto_map_of_saved_model(bert, tmp_pat
     config = json.loads((tmp_path / "ours" / "config.json").read_text())
     assert config["auto_map"] == vanilla_transformer.VanillaEncoderConfig.default_auto_map
     assert config["architectures"] == ["VanillaEncoderForMaskedLM"]
+
+
+@pytest.mark.parametrize("token, ours", [(39, 39), (40, None), ([2, 40], None), (-1, None)])
+def test_special_tokens_outside_the_vocabulary_are_none(tmp_path, token, ours):
+    sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24)
+    config = transformers.BertConfig(vocab_size=40, **sizes)
+    transformers.BertModel(config).save_pretrained(tmp_path / "there")
+    edit_json(tmp_path / "there" / "config.json", eos_token_id=token)
+    convert(tmp_path / "there", tmp_path / "ours")
+    assert json.loads((tmp_path / "ours" / "config.json").read_text()).get("eos_token_id") == ours

@@ -143,7 +143,7 @@ def test_prompt_lookup_is_ignored_in_generation_config_and_rejected_as_an_option
 def test_pad_tokens_are_read_without_a_mask_if_they_are_end_tokens(
     exported, tmp_path, pad, is_read
 ):
-    """As in transformers, which takes end tokens in a prompt as text."""
+    """transformers takes end tokens in a prompt as text."""
     runtime, config = with_settings(exported, tmp_path, "causal", pad_token_id=pad)
     ids, _ = prompts_for(exported, "causal", lengths=8 * [6])
     ids[:, :4] = pad

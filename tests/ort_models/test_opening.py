@@ -406,3 +406,8 @@ def test_saving_copied_export_keeps_manifest(directory, tmp_path):
     manifest = json.loads((copied / "manifest.json").read_text())
     open_classifier(copied).save_pretrained(tmp_path / "saved")
     assert json.loads((tmp_path / "saved/manifest.json").read_text()) == manifest
+
+
+def test_target_of_the_export_itself_is_not_logged(directory, caplog):
+    open_classifier(directory, target="portable")
+    assert caplog.records == []

@@ -83,6 +83,7 @@ FIXED["modernbert"] = dict(
     },
     classifier_act="silu", classifier_pooling="mean", linear_bias=False, type_vocab_size=0,
 )  # fmt: skip
+FIXED |= {name: FIXED[family.like] for name, family in FAMILIES.items() if family.like}
 TEXT_FIELDS = ("vocab_size", "max_position_embeddings", "tie_word_embeddings")
 
 
@@ -137,7 +138,7 @@ def our_model(family, architecture, seed, dtype=torch.float32, **changes):
             else None
         )
     model_class = getattr(vanilla_transformer, architecture)
-    fixed = dict(FIXED[FAMILIES[family].like or family])
+    fixed = dict(FIXED[family])
     if family not in ("gpt2", "opt", *LLAMAS) and architecture == "VanillaDecoderForCausalLM":
         fixed |= dict(add_cross_attention=True, lm_head_bias=False)
         fixed.pop("wrap_last_token", None)

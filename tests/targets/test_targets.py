@@ -167,3 +167,12 @@ def test_window_moves_on_in_caches_of_fixed_size(exported_for):
     ids = np.array([[5, 6, 7, 8], [9, 10, 11, 12]])
     settings = dict(max_new_tokens=window + 270, suppress_tokens=[EOS])
     check_tokens(Runtime(directory, device="cpu"), model, ids, np.ones_like(ids), settings)
+
+
+def test_prompt_longer_than_caches_of_a_window_is_read_in_parts(exported_for):
+    model, directory = exported_for("causal-window", "cpu")
+    ids = np.random.default_rng(0).integers(4, 40, (8, model.config.sliding_window + 257))
+    mask = np.ones_like(ids)
+    ids[1, :40], mask[1, :40] = PAD, 0
+    settings = dict(max_new_tokens=6, suppress_tokens=[EOS])
+    check_tokens(Runtime(directory, device="cpu"), model, ids, mask, settings)

@@ -1,8 +1,11 @@
 """Tests of label smoothing, R-Drop and averaged weights."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
+from checkpoints import edit_json
 from messages import raises
 from torch.distributions import Categorical, kl_divergence
 from training_runs import SMALL, STEPS, are_equal, history, make_recipe, weights
@@ -149,3 +152,16 @@ def test_average_last_saves_mean_of_last_checkpoints(short, corpus, tmp_path):
     train(make_recipe(corpus, average_last=2), tmp_path / "model")
     checkpoints = sorted(short[0].with_name("model-run").glob("checkpoint-*"))
     assert is_mean_of(tmp_path / "model", checkpoints)
+
+
+def test_tokenizers_of_an_average_may_differ_in_what_a_call_left(short, tmp_path):
+    """tokenizer.json also has the truncation and padding of the last call."""
+    paths = [tmp_path / "first", tmp_path / "second"]
+    for path in paths:
+        shutil.copytree(short[0], path)
+    left = {"direction": "Right", "max_length": 9, "strategy": "LongestFirst", "stride": 0}
+    edit_json(paths[1] / "tokenizer.json", truncation=left)
+    average(paths, tmp_path / "mean")
+    edit_json(paths[1] / "tokenizer.json", normalizer={"type": "Lowercase"})
+    with raises(ValueError, seen="normalizer"):
+        average(paths, tmp_path / "other")

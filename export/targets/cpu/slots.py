@@ -290,8 +290,8 @@ class BoundGraph:
         session: the session of the graph.
         spec: its inputs and outputs.
         values: what the inputs read, by name. The missing ones read new `arrays` of zeros.
-        written: what outputs write, by name. Without one, an output is written to the input that
-            reads it in the next step, or else to a new array.
+        written: what outputs write, by name. The missing ones write the inputs that read them in
+            the next step.
         sizes: the size of each named axis of new arrays.
     """
 
@@ -313,10 +313,7 @@ class BoundGraph:
                 self.values[tensor.name] = ortvalue(self.arrays[tensor.name])
             self.binding.bind_ortvalue_input(tensor.name, self.values[tensor.name])
         for tensor in spec.outputs:
-            value = written.get(tensor.name) or self.values.get(next_input_name(tensor.name))
-            if value is None:
-                self.arrays[tensor.name] = zeros(tensor, sizes)
-                value = ortvalue(self.arrays[tensor.name])
+            value = written.get(tensor.name) or self.values[next_input_name(tensor.name)]
             self.binding.bind_ortvalue_output(tensor.name, value)
 
     def run(self, **values: np.ndarray | int) -> None:
