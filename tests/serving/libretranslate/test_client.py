@@ -1,6 +1,7 @@
 """Tests of translations from LibreTranslate's own client, against `TextRuntime.translate`."""
 
 import asyncio
+import contextlib
 import copy
 import dataclasses
 import json
@@ -9,12 +10,16 @@ from urllib.error import HTTPError
 
 import httpx
 import pytest
+from checkpoints import EOS, copy_folder, edit_json, seal
 from hypothesis import given
 from hypothesis import strategies as st
 from libretranslatepy import LibreTranslateAPI
 from messages import check_message, raises
-from translation_server import ENGLISH, WORDS, answer, error_message, pairs, serving
+from opened_engines import text_client
+from served_models import loaded_model
+from translation_server import ENGLISH, SLOTS, WORDS, answer, error_message, pairs, serving
 
+from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.serving.generation import MAX_INLINE_CHARACTERS, translate
 from vanilla_transformer_export.serving.protocols.libretranslate import PUBLIC_PATHS
 from vanilla_transformer_export.text.languages import Direction
@@ -285,3 +290,30 @@ def test_openapi_document_has_all_content_types_of_body(client):
     assert list(document["components"]["schemas"][error.rpartition("/")[2]]["properties"]) == [
         "error"
     ]
+
+
+def test_translations_are_as_long_as_a_slot(model, alone):
+    """A request may ask for more tokens than a slot has; a sentence is then cut at its end."""
+    endless = {"suppress_tokens": [EOS]}
+    direction = model.directions.find("en", "de")
+    options = {"max_new_tokens": 99, **endless}
+    [[text]] = asyncio.run(translate(model, ["w5 w6"], direction, TextOptions(), options))
+    assert text == alone.translate(["w5 w6"], max_new_tokens=30, **endless)[0]
+
+
+def test_alternatives_have_the_beams_of_the_model(directory, tmp_path):
+    """One alternative needs two beams; a model with more keeps its own."""
+    copied = copy_folder(directory, tmp_path)
+    edit_json(copied / "generation_config.json", num_beams=6)
+    seal(copied)
+    runtime, engine = text_client(copied, slots=SLOTS)
+    texts = [f"w{number} w{number + 3} w5" for number in range(2, 12)]
+    with (
+        contextlib.closing(engine),
+        serving(loaded_model("six", runtime, engine)) as url,
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        answers = [answer(client, {"q": text, "alternatives": 1}) for text in texts]
+    alone = TextRuntime(copied, threads=1)
+    best, two = (alone.generate(texts, num_beams=count) for count in (6, 2))
+    assert [item["translatedText"] for item in answers] == best != two
