@@ -165,15 +165,11 @@ class GenerationBatch:
     def new_rows(self, count: int) -> np.ndarray:
         """Return the numbers of `count` new rows: those that nothing continues, and the next
         ones."""
-        free = self.free_rows()[:count]
-        return np.concatenate([free, np.arange(self.count, self.count + count - len(free))])
-
-    def free_rows(self) -> np.ndarray:
-        """Return the numbers of the rows that nothing continues."""
         is_free = np.ones(self.count, bool)
         for cohort in self.cohorts:
             is_free[cohort.continued] = False
-        return np.flatnonzero(is_free)
+        free = np.flatnonzero(is_free)[:count]
+        return np.concatenate([free, np.arange(self.count, self.count + count - len(free))])
 
     def read_prompts(self, rows: JoiningRows) -> None:
         """Read waiting prompts without their last tokens, part by part, until `pace.chunk` tokens
@@ -253,8 +249,6 @@ class GenerationBatch:
 
     def drop_rows(self) -> None:
         """Go on without the rows of groups that have left, if that is worth it."""
-        if self.may_keep_gaps:
-            return
         self.has_gaps = False
         if self.joining is None and not (self.rows is not None and self.rows.shrinks):
             return
@@ -268,14 +262,6 @@ class GenerationBatch:
             if is_worth_it or (self.joining and num_left):
                 kept = without_gaps(is_left)[:, None] * samples + np.arange(samples)
                 cohort.keep(kept.ravel())
-
-    @property
-    def may_keep_gaps(self) -> bool:
-        """True if rows of groups that have left may wait for those that join: there are few, and no
-        prompt is being read in the last slot."""
-        if self.joining is None or self.prefilling or len(self.cohorts) > 1:
-            return False
-        return self.count - self.num_rows <= self.pace.max_gaps
 
     def close(self) -> None:
         """Let all groups leave. Rows that started together are released."""
@@ -323,7 +309,10 @@ class GenerationBatch:
         return rows.step(tokens[:, None])[:, -1]
 
     def settle(self) -> None:
-        """Let the rows of the batch be those that the next tokens continue."""
+        """Let the rows of the batch be those that the next tokens continue, or few that stand still
+        until others join."""
+        if self.pauses_ended():
+            return
         if self.has_gaps and self.logits is None:  # which are those of all rows
             self.drop_rows()
         of_cohorts = [cohort.all_parents for cohort in self.cohorts]
@@ -336,9 +325,20 @@ class GenerationBatch:
         for cohort, rows in zip(self.cohorts, of_cohorts):
             cohort.rows, cohort.parents = slice(first, first + len(rows)), None
             first += len(rows)
-        if self.has_gaps and self.joining is not None:
-            self.joining.pause(self.free_rows())
         self.is_settled = True
+
+    def pauses_ended(self) -> bool:
+        """Let rows stand still whose groups have left, and return True, if there are only few and
+        nothing else has changed."""
+        if self.joining is None or not self.has_gaps or self.prefilling or len(self.cohorts) > 1:
+            return False
+        [cohort] = self.cohorts
+        num_ended = self.count - cohort.num_rows
+        if cohort.parents is not None or num_ended > min(self.pace.max_gaps, cohort.num_rows // 2):
+            return False
+        self.joining.pause(np.flatnonzero(cohort.is_finished))  # each group has one row
+        self.is_settled = True
+        return True
 
     def join_cohorts(self) -> None:
         """Let one search advance the groups of all cohorts that it can."""
