@@ -280,7 +280,7 @@ class Cohort:
             self.parents = parents + self.rows.start
         if self.observed or self.search.ended:
             self.report(scored)
-        return len(self.tokens)
+        return self.num_rows  # groups that had ended before have no new tokens
 
     def begin(self, scored: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
         """Give each beam or sample a row, and return the logits `scored` by the places of the

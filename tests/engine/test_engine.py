@@ -169,7 +169,8 @@ def test_ended_row_stands_still_until_another_one_joins(exported_for, name):
     for step in range(2 * length - 1):
         if step == length - 1:
             batch.join(others)
-        batch.step()
+        num_running = len(batch.running)
+        assert batch.step() == num_running
         batch.remove([])
         if length <= step < 2 * length - 2:
             assert len(batch.joining.places) == 3 and batch.joining.size.length == length
