@@ -178,6 +178,24 @@ def test_ended_row_stands_still_until_another_one_joins(exported_for, name):
     assert [group.results[0].tokens for group in (first, *others)] == expected * 3
 
 
+def test_prompt_is_read_in_a_slot_that_stood_still(exported_for):
+    _, directory = exported_for(DECODER, "cpu")
+    client = open_client(directory, slots=8)
+    batch = first_batch(client)
+    batch.pace = Pace(chunk=16, max_gaps=8)
+    lengths = [20] * 8 + [2] * 2  # two spare rows
+    jobs = [client.admission.admit([5], {"max_new_tokens": length}) for length in lengths]
+    options = {"max_new_tokens": 12}
+    [later] = start_request([client.admission.admit([5, 6, 7, 8], options)]).waiting
+    batch.join([*start_request(jobs).waiting])
+    for step in range(20):
+        batch.join([later] if step == 3 else [])
+        batch.step()
+        batch.remove([])
+    expected = expected_tokens(Runtime(directory, threads=1), [5, 6, 7, 8], [], options)
+    assert [later.results[0].tokens] == expected
+
+
 @pytest.mark.parametrize("rows", [1, 3])
 def test_no_group_fits_beside_the_last_slot(exported_for, rows):
     # what the queue counts as spare rows may be more, once some samples of a request have ended

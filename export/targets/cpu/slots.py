@@ -121,6 +121,7 @@ class SlotRows:
         """Read `tokens` of a prompt, after `start` others, in the last slot."""
         slot = len(self.bindings) - 1
         self.lengths[slot] = self.positions[slot] = start
+        self.advances[slot] = 1
         self.read_part(slot, tokens)
 
     def read_part(self, slot: int, tokens: Sequence[int] | np.ndarray) -> None:
