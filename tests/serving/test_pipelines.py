@@ -8,7 +8,16 @@ import httpx
 import huggingface_hub
 import numpy as np
 import pytest
-from heads import HEADS, MANY, PAIRS, TEXTS, close, export_for_images, save_head, tokenizer_for
+from heads import (
+    MANY,
+    PAIRS,
+    TEXTS,
+    close,
+    export_for_images,
+    head_exports,
+    save_head,
+    tokenizer_for,
+)
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 from messages import check_message, raises
@@ -31,20 +40,7 @@ def allow_requests(monkeypatch):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """A function that returns the checkpoint and the export of a head of `HEADS`."""
-    result = {}
-
-    def make(name):
-        if name not in result:
-            architecture, kind, fields = HEADS[name]
-            folder = tmp_path_factory.mktemp("head")
-            checkpoint = save_head(
-                architecture, tokenizer_for(kind, architecture), folder / "checkpoint", **fields
-            )
-            export(checkpoint, folder / "export", cases=1)
-            result[name] = checkpoint, folder / "export"
-        return result[name]
-
-    return make
+    return head_exports(tmp_path_factory.mktemp)
 
 
 @pytest.fixture(scope="module")

@@ -1,39 +1,32 @@
 """Tests of classifiers and rerankers behind the protocol of text-embeddings-inference."""
 
 import contextlib
+import functools
 
 import httpx
 import numpy as np
 import pytest
 from embedding_client import LONG, check_rejected, post
-from heads import HEADS, MANY, PAIRS, TEXTS, close, save_head, tokenizer_for
+from heads import MANY, PAIRS, TEXTS, close, head_exports
 from served_models import serving
 from transformers import AutoTokenizer, pipeline
 
-from vanilla_transformer_export import TextRuntime, export
+from vanilla_transformer_export import TextRuntime
 
 
 @pytest.fixture(scope="module")
 def head(tmp_path_factory):
     """A function that returns the checkpoint of a head of `HEADS`, and the url of its server."""
+    made = head_exports(tmp_path_factory.mktemp)
     with contextlib.ExitStack() as stack:
-        result = {}
 
-        def make(name):
-            if name not in result:
-                architecture, kind, fields = HEADS[name]
-                folder = tmp_path_factory.mktemp("head")
-                checkpoint = save_head(
-                    architecture, tokenizer_for(kind, architecture), folder / "checkpoint", **fields
-                )
-                export(checkpoint, folder / "export", cases=1)
-                server = stack.enter_context(
-                    serving({name.split()[0]: TextRuntime(folder / "export", threads=1)})
-                )
-                result[name] = checkpoint, server.url
-            return result[name]
+        @functools.cache
+        def serve(name):
+            checkpoint, directory = made(name)
+            runtime = TextRuntime(directory, threads=1)
+            return checkpoint, stack.enter_context(serving({name.split()[0]: runtime})).url
 
-        yield make
+        yield serve
 
 
 def test_blank_texts_are_classified(head):

@@ -1,6 +1,8 @@
 """Checkpoints of every head with a tokenizer, and what the tests of pipelines and of tasks
 share."""
 
+import functools
+
 import pytest
 import torch
 import transformers
@@ -134,6 +136,24 @@ def save_head(architecture, tokenizer, directory, **fields):
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return str(directory)
+
+
+def head_exports(make_folder):
+    """Return a function that returns the checkpoint and the export of a head of `HEADS`.
+
+    Its first call for a head makes them in a folder of `make_folder`.
+    """
+
+    @functools.cache
+    def make(name):
+        architecture, kind, fields = HEADS[name]
+        folder = make_folder("head")
+        tokenizer = tokenizer_for(kind, architecture)
+        checkpoint = save_head(architecture, tokenizer, folder / "checkpoint", **fields)
+        export(checkpoint, folder / "export", cases=1)
+        return checkpoint, folder / "export"
+
+    return make
 
 
 def save_family(family, head, directory, **fields):

@@ -22,6 +22,11 @@ from vanilla_transformer.training.trainer import make_trainer, training_argument
 # ---------------------------------------------------------------------------------------- masked-lm
 
 
+def masked_recipe(path, training):
+    tokenizer = {"kind": "bpe", "vocab_size": 45}
+    return Recipe("masked-lm", {"train": str(path)}, tokenizer, ENCODER, training)
+
+
 def test_whole_words_are_masked_at_bert_rates():
     lines = VERSE.splitlines()
     tokenizer = train_tokenizer(lines, 36, variant="encoder")  # some words are several pieces
@@ -141,13 +146,7 @@ def test_masked_language_model_learns(tmp_path, block_size):
 def test_only_masked_tokens_are_projected_in_training_unless_compiled(tmp_path, compiled):
     (tmp_path / "train.txt").write_text(VERSE)
     training = dict(tokens_per_update=64, torch_compile=compiled)
-    recipe = Recipe(
-        "masked-lm",
-        {"train": str(tmp_path / "train.txt")},
-        {"kind": "bpe", "vocab_size": 45},
-        ENCODER,
-        training,
-    )
+    recipe = masked_recipe(tmp_path / "train.txt", training)
     tokenizer, model, rows = prepared = prepare(recipe)
     trainer = make_trainer(recipe, training_arguments(recipe, tmp_path), prepared)
     batch = next(iter(trainer.get_train_dataloader()))
@@ -326,13 +325,7 @@ def test_r_drop_with_bpe_dropout_pairs_rows_with_other_subwords(opinions, tmp_pa
 def test_classifier_starts_from_pretrained_encoder(opinions, tmp_path):
     (tmp_path / "train.txt").write_text("".join(line.partition(" ")[2] + "\n" for line in OPINIONS))
     training = dict(tokens_per_update=128, max_steps=3, save_strategy="no")
-    recipe = Recipe(
-        "masked-lm",
-        {"train": str(tmp_path / "train.txt")},
-        {"kind": "bpe", "vocab_size": 45},
-        ENCODER,
-        training,
-    )
+    recipe = masked_recipe(tmp_path / "train.txt", training)
     train(recipe, tmp_path / "pretrained")
     recipe = classifier(opinions)
     recipe.model, recipe.tokenizer = (
