@@ -311,7 +311,7 @@ class GenerationBatch:
     def settle(self) -> None:
         """Let the rows of the batch be those that the next tokens continue, or few that stand still
         until others join."""
-        if self.pauses_ended():
+        if self.pause_ended():
             return
         if self.has_gaps and self.logits is None:  # which are those of all rows
             self.drop_rows()
@@ -327,9 +327,9 @@ class GenerationBatch:
             first += len(rows)
         self.is_settled = True
 
-    def pauses_ended(self) -> bool:
-        """Let rows stand still whose groups have left, and return True, if there are only few and
-        nothing else has changed."""
+    def pause_ended(self) -> bool:
+        """If only few groups have left and nothing else has changed, let their rows stand still.
+        Return True if they do."""
         if self.joining is None or not self.has_gaps or self.prefilling or len(self.cohorts) > 1:
             return False
         [cohort] = self.cohorts

@@ -31,7 +31,8 @@ ENCODE_COST = 5e9  # multiplications per batch of sources, which are encoded in 
 STEP_COST = 35e6
 # Multiplications per step that ended rows may cost which wait for others in their place. Closing a
 # gap costs as much as a step of several rows of a small model. Measured at 1.4 million
-# multiplications per token: 1.03 to 1.08 times the texts per second, 1.07 times the requests.
+# multiplications per token: 1.03 to 1.08 times the texts per second of a call, and 1.02 to 1.07
+# times the requests per second of a server.
 GAP_COST = 12e6
 SOURCE_LENGTHS = (64, 512)  # minimum and maximum source tokens that are encoded at a time
 CHUNK_LENGTHS = (16, 256)  # minimum and maximum prompt tokens per prefill chunk

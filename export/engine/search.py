@@ -73,8 +73,8 @@ class Search(Protocol):
     """The search of G groups with equal options, each with K rows of a batch. Rows of one group are
     adjacent.
 
-    Groups can leave and join between two steps, see `keep`. Groups with processors only
-    start together, because processors count the tokens of all rows.
+    Groups can leave and join between two steps, see `keep`. Groups with processors only start
+    together, because processors count the tokens of all rows.
     """
 
     states: tuple[str, ...]  # names of arrays with a place for each group

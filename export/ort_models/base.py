@@ -34,7 +34,7 @@ class ORTModel(PushToHubMixin):
     """An export with the methods of a transformers model and the arguments of optimum-onnx.
 
     Args:
-        runtime: a `Runtime` of an export, or an `ForeignEncoder`.
+        runtime: a `Runtime` of an export, or a `ForeignEncoder`.
         config: config of the model, by default that of the export.
 
     Raises:

@@ -66,9 +66,7 @@ def plan_copy(
 ) -> ConversionPlan:
     """Return `make_plan` of the files in `copy`, a copy of those of `source`.
 
-    The plan keeps the copy alive.
-
-    Errors name the directory of `source` in place of the copy.
+    The plan keeps the copy alive. Errors name the directory of `source` in place of the copy.
     """
     path = Path(copy.name)
     with errors_name(source.directory, path):
